@@ -49,20 +49,22 @@ class NumberedEnv(gymnasium.Env[Any, Any]):
     Args:
         life: number of this process among all workers of the run.
         rate: steps a second.
+        scale: factor of all numbers.
     """
 
     observation_space = gymnasium.spaces.Box(0.0, 2.0**24, (WIDTH,), np.float32)
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
-    def __init__(self, life: int = 0, rate: float = 200.0) -> None:
+    def __init__(self, life: int = 0, rate: float = 200.0, scale: float = 1.0) -> None:
         self.life = life
+        self._scale = np.float32(scale)
         self.number = -1
         self._period_s = 1.0 / rate
         self._due = 0.0
 
     def _next(self) -> Any:
         self.number += 1
-        return observation(self.life, self.number)
+        return observation(self.life, self.number) * self._scale
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         return self._next(), {}

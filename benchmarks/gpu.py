@@ -5,9 +5,10 @@
 GPU time is scarce, so one call does all, in this order. First the comparisons: compiled and uncompiled updates of the
 same weights and batches must give the same parameters (1e-3 relative, 1e-2 with TF32). Then the rates, sampling from
 the replay memory included: SAC with two layers of 256, 17 observations and 6 actions, batches of 256 and 4096,
-compiled, compiled with TF32, and uncompiled, and stable-baselines3's where it is installed. A row begins only while the
-budget lasts; what failed or did not fit is listed with the reason, and the exit status is then 1. Each rate waits for
-the device before the clock is read.
+compiled, compiled with TF32, and uncompiled; FlashSAC of full size with batches of 512; and stable-baselines3's SAC
+where it is installed. PPO learns from one round again and again, and recurrent SAC from one batch of sequences, both
+without sampling. A row begins only while the budget lasts; what failed or did not fit is listed with the reason, and
+the exit status is then 1. Each rate waits for the device before the clock is read.
 
 `--small --device cpu` runs every row with tiny networks and few updates, as a test of this script; the graphs of
 updates are interpreted then, not compiled.
@@ -28,13 +29,14 @@ import torch
 from gymnasium import spaces
 
 from tmrl_core.samples import Chunk, Segment
-from tmrl_core.training import ReplayMemory, SacAgent
+from tmrl_core.training import FlashSACAgent, PPOAgent, RecurrentSacAgent, ReplayMemory, SacAgent
+from tmrl_core.training.batches import ENDS, FIRST_TICK, TICKS
 from tmrl_core.training.updates.compiled import Compiler, inductor
 from tmrl_core.training.updates.rollback import agent_tensors
 from tmrl_core.training.updates.update_graph import Backend
 
 OBSERVATIONS, ACTIONS = spaces.Box(-8, 8, (17,), np.float32), spaces.Box(-1, 1, (6,), np.float32)
-ROW_S = 20.0
+ROW_S = 10.0
 """Seconds of a rate, after what is compiled has been compiled."""
 TOLERANCES = {"float32": 1e-3, "tf32": 1e-2}
 
@@ -46,7 +48,15 @@ class Size(NamedTuple):
     batches: tuple[int, ...]
     rows: int
     row_s: float
+    at_once: int
+    """Updates of one call."""
     backend: Backend
+    flash: dict[str, Any]
+    """Settings of FlashSAC, and with `batch` its batches."""
+    round_rows: int
+    """Rows of a round of PPO."""
+    sequences: tuple[int, int]
+    """Sequences of a batch, and their ticks."""
 
 
 def interpreted(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
@@ -54,8 +64,9 @@ def interpreted(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> 
     return graph
 
 
-LARGE = Size((256, 256), (256, 4096), 100_000, ROW_S, inductor)
-SMALL = Size((16, 16), (8, 32), 1_000, 0.5, interpreted)
+LARGE = Size((256, 256), (256, 4096), 100_000, ROW_S, 16, inductor, {"batch": 512}, 2_048, (32, 40))
+TINY = {"batch": 8, "width": 8, "critic_width": 8, "blocks": 1, "bins": 11}
+SMALL = Size((16, 16), (8, 32), 1_000, 0.1, 2, interpreted, TINY, 64, (4, 8))
 
 
 def agent_of(size: Size, device: str, **settings: Any) -> SacAgent:
@@ -114,20 +125,76 @@ def compared(size: Size, device: str, precision: str) -> str:
 
 
 def rate(size: Size, device: str, batch: int, **settings: Any) -> str:
-    """Return updates a second, after the seconds until the first ones were made."""
-    agent = agent_of(size, device, **settings)
+    """Return updates a second of SAC, after the seconds until the first ones were made."""
+    return sampled_rate(agent_of(size, device, **settings), size, device, batch)
+
+
+def flash_rate(size: Size, device: str) -> str:
+    """Return the same of FlashSAC."""
+    settings = dict(size.flash)
+    batch = settings.pop("batch")
+    agent = FlashSACAgent(OBSERVATIONS, ACTIONS, device, compile=True, **settings)
+    agent.compiler = Compiler(agent, size.backend)
+    return sampled_rate(agent, size, device, batch)
+
+
+def sampled_rate(agent: Any, size: Size, device: str, batch: int) -> str:
     filled = memory(size, batch, device)
+    filled.expect_agent(agent)
 
     def some() -> int:
-        agent.train_steps([filled.sample() for _ in range(16)])
-        return 16
+        agent.train_steps([filled.sample() for _ in range(size.at_once)])
+        return size.at_once
 
+    return warm_rate(some, size, device)
+
+
+def ppo_rate(size: Size, device: str) -> str:
+    """Return updates a second of PPO on one round."""
+    torch.manual_seed(0)
+    agent = PPOAgent(OBSERVATIONS, ACTIONS, device, hidden_sizes=size.hidden)
+    rows = size.round_rows
+    obs, next_obs = torch.randn(2, rows, 17, device=device)
+    zeros = torch.zeros(rows, device=device)
+    action = torch.randn(rows, 6, device=device).clamp(-1, 1)
+    ends = zeros.clone()
+    ends[-1] = 1.0
+    extras = {"drawn": action, ENDS: ends}
+    with torch.no_grad():
+        known = agent.model.actor.trained_action(action, extras)
+        extras["logp"] = agent.model.actor.log_prob_and_entropy(obs, known)[0]
+    batch = (obs, action, torch.randn(rows, device=device), next_obs, zeros, zeros, extras)
+    return warm_rate(lambda: int(agent.train(batch)["updates"]), size, device)
+
+
+def recurrent_rate(size: Size, device: str) -> str:
+    """Return updates a second of recurrent SAC on one batch of sequences."""
+    torch.manual_seed(0)
+    agent = RecurrentSacAgent(OBSERVATIONS, ACTIONS, device, hidden_sizes=size.hidden, burn_in=size.sequences[1] // 4)
+    count, ticks = size.sequences
+    first_obs, next_obs = torch.randn(count, 17, device=device), torch.randn(count, ticks, 17, device=device)
+    zeros, begins = torch.zeros(count, ticks, device=device), torch.zeros(count, device=device)
+    state = {
+        f"state.{name}": torch.zeros(value.shape) for name, value in agent.model.actor.initial_state(count).items()
+    }
+    extras = {TICKS: begins + ticks, FIRST_TICK: begins + 20, **{name: one.to(device) for name, one in state.items()}}
+    action = torch.rand(count, ticks, 6, device=device) * 2 - 1
+    batch = (first_obs, action, torch.randn(count, ticks, device=device), next_obs, zeros, zeros, extras)
+
+    def one() -> int:
+        agent.train(batch)
+        return 1
+
+    return warm_rate(one, size, device)
+
+
+def warm_rate(some: Callable[[], int], size: Size, device: str) -> str:
+    """Return updates a second, and the seconds of the first calls."""
     started = time.perf_counter()
-    for _ in range(3):
-        some()
+    first = sum(some() for _ in range(3))
     wait(device)
     first_s = time.perf_counter() - started
-    return f"{updates_per_s(some, size.row_s, device):,.0f} updates/s; the first 48 took {first_s:.1f} s"
+    return f"{updates_per_s(some, size.row_s, device):,.0f} updates/s; the first {first} took {first_s:.1f} s"
 
 
 def peer_rate(size: Size, device: str, batch: int) -> str:
@@ -146,8 +213,8 @@ def peer_rate(size: Size, device: str, batch: int) -> str:
         model.replay_buffer.add(obs, next_obs, action, generator.standard_normal(1), np.zeros(1), [{}])
 
     def some() -> int:
-        model.train(gradient_steps=16, batch_size=batch)
-        return 16
+        model.train(gradient_steps=size.at_once, batch_size=batch)
+        return size.at_once
 
     some()
     wait(device)
@@ -166,6 +233,9 @@ def rows(size: Size, device: str) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield the name and the measurement of each row, in order of their worth."""
     yield "compiled / uncompiled, parameters after 7 updates", partial(compared, size, device, "float32")
     yield "the same, TF32", partial(compared, size, device, "tf32")
+    yield f"FlashSAC, batch {size.flash['batch']}, compiled", partial(flash_rate, size, device)
+    yield f"PPO, rounds of {size.round_rows}", partial(ppo_rate, size, device)
+    yield "recurrent SAC, {} sequences of {} ticks".format(*size.sequences), partial(recurrent_rate, size, device)
     for batch in size.batches:
         forms: tuple[tuple[str, dict[str, Any]], ...] = (
             ("compiled", {"compile": True}),
@@ -173,8 +243,8 @@ def rows(size: Size, device: str) -> Iterator[tuple[str, Callable[[], str]]]:
             ("uncompiled", {"compile": False}),
         )
         for name, settings in forms:
-            yield f"batch {batch}, {name}", partial(rate, size, device, batch, **settings)
-        yield f"batch {batch}, stable-baselines3", partial(peer_rate, size, device, batch)
+            yield f"SAC, batch {batch}, {name}", partial(rate, size, device, batch, **settings)
+        yield f"SAC, batch {batch}, stable-baselines3", partial(peer_rate, size, device, batch)
 
 
 def main() -> int:

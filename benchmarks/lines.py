@@ -29,8 +29,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "tmrl_core"
 ROOMS = (
-    "gateway", "multiagent", "compat", "dashboard", "onnx_export", "plots", "ranks", "teleop", "testing",
-    "envs/replay*", "sessions/lerobot*", "sessions/minari*", "networking/transports/tlspyo*",
+    "gateway", "multiagent", "compat", "dashboard", "onnx_export", "plots", "ranks", "success", "teleop", "testing",
+    "envs/lerobot*", "envs/replay*", "sessions/lerobot*", "sessions/minari*", "networking/transports/tlspyo*",
 )  # fmt: skip
 """Folders or modules below the package; a pattern covers a module that becomes a folder."""
 NO_CODE = {

@@ -1,7 +1,7 @@
 """Ranks of one learner against one process, on a fixed stream of batches and noise: are they the same learner?
 
-    python benchmarks/rank_updates.py equal [--updates 200] [--batch 256] [--agents sac ppo] [--seed 0]
-    python benchmarks/rank_updates.py digests [--updates 5000] [--ranks 4] [--agents sac ppo]
+    python benchmarks/rank_updates.py equal [--updates 200] [--batch 256] [--agents sac crossq flashsac ppo] [--seed 0]
+    python benchmarks/rank_updates.py digests [--updates 5000] [--ranks 4] [--agents sac crossq flashsac ppo]
     python benchmarks/rank_updates.py speed [--updates 500] [--ranks 1 2]
 
 `equal`: 2 and 4 ranks as processes over gloo, each with its part of every batch and of the noise that actions are
@@ -31,7 +31,7 @@ from torch import Tensor
 from tmrl_core.ranks.place import Place
 from tmrl_core.ranks.process_group import joined
 from tmrl_core.ranks.trainer import digest_of
-from tmrl_core.training import PPOAgent, SacAgent
+from tmrl_core.training import CrossQAgent, FlashSACAgent, PPOAgent, SacAgent
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.checkpoints.checkpoint_folder import load_training, save_training
 from tmrl_core.training.rank_group import RANK_GROUP
@@ -84,8 +84,10 @@ class FixedStream:
 
     def split(self, shape: torch.Size, **options: object) -> Tensor:
         """Return this rank's rows of the noise of all ranks, in place of `torch.randn`."""
-        whole = _RANDN((self.batch, *shape[1:]), generator=self._noise, dtype=torch.float64)
-        return whole[self._rows].to(self.dtype)
+        own = self._rows.stop - self._rows.start
+        # Noise for a batch of s and s' together has twice as many rows.
+        whole = _RANDN((shape[0] // own, self.batch, *shape[1:]), generator=self._noise, dtype=torch.float64)
+        return whole[:, self._rows].flatten(0, 1).to(self.dtype)
 
     @contextlib.contextmanager
     def noise(self) -> Iterator[None]:
@@ -115,6 +117,12 @@ def agent_of(kind: str, batch: int, dtype: torch.dtype) -> TrainingAgent:
     agent: TrainingAgent
     if kind == "sac":
         agent = SacAgent(OBSERVATIONS, ACTIONS, "cpu", hidden_sizes=(64, 64), compile=False)
+    elif kind == "crossq":
+        agent = CrossQAgent(
+            OBSERVATIONS, ACTIONS, "cpu", hidden_sizes=(64, 64), critic_sizes=(64, 64), compile=False
+        )  # fmt: skip
+    elif kind == "flashsac":
+        agent = FlashSACAgent(OBSERVATIONS, ACTIONS, "cpu", width=32, critic_width=32, bins=21, compile=False)
     else:
         agent = PPOAgent(
             OBSERVATIONS, ACTIONS, "cpu", minibatch_size=batch, update_epochs=1, normalize_rewards=True,
@@ -205,7 +213,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=None)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--ranks", type=int, nargs="+", default=None)
-    parser.add_argument("--agents", nargs="+", default=["sac", "ppo"])
+    parser.add_argument("--agents", nargs="+", default=["sac", "crossq", "flashsac", "ppo"])
     parser.add_argument("--dtype", default=None)
     parser.add_argument("--seed", type=int, default=0)
     for name, kind in (("--rank", int), ("--port", int), ("--out", Path)):

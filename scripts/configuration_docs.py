@@ -73,9 +73,9 @@ RULES = """
 
 - YAML follows the core rules of version 1.2. Booleans are `true` and `false` only; `no` and `on` are strings. `1e6` is
   a number. A leading zero has no meaning. A duplicate key is an error, in JSON too.
-- Integer keys accept `1e6` and `256.0`.
+- Integers may be written as `1e6` and `256.0`. A text is not empty unless its key says so.
 - The description of a key defines the meaning of `null`. Infinite numbers are not allowed; use null for no limit.
-- A *reference* `package.module:Name` names an object that can be imported. The current folder and the folder of the
+- `package.module:Name`, a *reference*, names an object that can be imported. The current folder and the folder of the
   configuration file are searched too: the command line adds them to `sys.path`, and scripts must add them themselves.
   The key `kwargs` beside a reference holds its keyword arguments.
 - `<run>` is the run's folder, `<run.folder>/<run.name>`.
@@ -102,6 +102,21 @@ machines, both sides detect this and stop with an error that contains the number
   many as twice `worker.max_steps_per_update` allows. The sum over all workers must reach `trainer.start_training`.
 """
 
+
+SHORT = (
+    (re.escape("a text that matches ^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"), "letters, digits, `.`, `_`, `-`"),
+    (r"a text that is not empty", "text"),
+    (r"a whole number of at least (\d+)", r"integer >= \1"),
+    (r"a whole number from (\d+) to (\d+)", r"integer \1-\2"),
+    (r"a whole number", "integer"),
+    (r"a number above (\d+)", r"number > \1"),
+    (r"a number of at least (\d+)", r"number >= \1"),
+    (r"a number from (\d+) to (\d+)", r"number \1-\2"),
+    (r"a (number|list|mapping|value)", r"\1"),
+    (r"a reference (`\S+`)", r"\1"),
+    (r"true or false", "boolean"),
+)
+"""Words of error messages, and how the table says the same."""
 
 TOP_SECTIONS = set(keys_of(config_type()).values())
 
@@ -142,7 +157,9 @@ def value_type(of: inspect.Type) -> inspect.Type:
 def kind(of: inspect.Type) -> str:
     """Return the allowed values as a table cell."""
     text = allowed(of).replace("|", "\\|")
-    return text.replace("a text that matches ^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", "letters, digits, `.`, `_`, `-`")
+    for words, short in SHORT:
+        text = re.sub(words, short, text)
+    return text
 
 
 def default(item: inspect.Field) -> str:

@@ -3,7 +3,7 @@
     python scripts/dashboard_pictures.py                         a minute; needs the package chromium and torch
 
 Starts `--local --dashboard` with config/pendulum_sac.yaml in a temporary folder, waits until it has learned for a
-while, and takes pictures: light, dark, and as wide as a telephone.
+while, and takes pictures: light, dark, as wide as a telephone, and of a worker's camera and its latest evaluation.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ LONGER = (
     "trainer.evaluation.time_limit_s=900",
     "trainer.evaluation.target_return=-120",
     "trainer.evaluation.every_updates=250",
+    "worker.evaluation_videos=true",
 )
 """The run would end at its own target before it has a curve to show."""
 SHOTS = {
@@ -71,6 +72,21 @@ def take(page: Page, url: str) -> list[Path]:
     return paths
 
 
+def take_camera(page: Page) -> Path:
+    """Ask the worker for its camera, and take a picture of it and of the latest evaluation beside it."""
+    page.size(1440, 560)
+    page.dark(False)
+    page.value("document.querySelector('#look button[value=camera]').click()")
+    for media in ("img').naturalWidth > 0", "video').readyState > 1"):
+        page.until(f"document.querySelector('#picture-list {media}")
+    page.value("document.getElementById('pictures').scrollIntoView()")
+    page.value("document.querySelector('#picture-list video').currentTime = 1")
+    time.sleep(2.0)
+    path = PICTURES / "dashboard_camera.png"
+    page.picture(path)
+    return path
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--evaluations", type=int, default=5, help="evaluations before the pictures are taken")
@@ -110,7 +126,7 @@ def main() -> None:
             with chromium(Path(profile)) as page:
                 url = f"http://localhost:{PORT}/"
                 wait(page, url, chosen.evaluations, run)
-                for path in take(page, url):
+                for path in (*take(page, url), take_camera(page)):
                     print(path.relative_to(ROOT), f"{path.stat().st_size:,} bytes")
         except SystemExit:
             print(log.read_text()[-3000:], file=sys.stderr)

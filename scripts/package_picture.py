@@ -21,8 +21,8 @@ PICTURE = ROOT / "docs" / "packages.svg"
 DIVIDED = ("actor", "networking", "training")
 TOP = "errors, ..."
 ROOMS = (
-    *("compat", "dashboard", "envs/replay", "gateway", "multiagent", "networking/transports/tlspyo"),
-    *("onnx_export", "plots", "ranks", "sessions/lerobot", "sessions/minari", "teleop", "testing"),
+    *("compat", "dashboard", "envs/lerobot", "envs/replay", "gateway", "multiagent", "networking/transports/tlspyo"),
+    *("onnx_export", "plots", "ranks", "sessions/lerobot", "sessions/minari", "success", "teleop", "testing"),
 )
 # Lazy exports only: nothing is imported when the package is.
 EMPTY = {"networking"}

@@ -4,6 +4,7 @@
     python scripts/simulate.py --first 1234 --seeds 1 --trace  play one seed again, and print every event
     python scripts/simulate.py --mutation no-resume            with a safeguard taken out: the check must notice
     python scripts/simulate.py --hostile --seeds 500           beside a member that does all the harm that it can
+    python scripts/simulate.py --soak 24                       a day of one Server, trainer and worker: what they hold
     python scripts/simulate.py --relays 4 --workers 1000 --seeds 100     several Servers, and many workers at each
 
 A seed that breaks a promise is printed with the command that plays it again. The exit status is 0 when none did (with
@@ -57,6 +58,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.networking.simulation.mutations import HARMLESS, HOSTILE, MUTATIONS  # noqa: E402
 from tests.networking.simulation.scenario import Result, simulate  # noqa: E402
+from tests.networking.simulation.soak import Soak  # noqa: E402
 from tmrl_core.config.endpoints import Endpoint, chosen_endpoint  # noqa: E402
 
 BATCH = 20
@@ -117,6 +119,21 @@ def print_result(result: Result) -> None:
     print(f": {result.failure}" if result.failure else ": every promise kept")
 
 
+def soak(seed: int, hours: float) -> int:
+    """Play one seed for hours of simulated time, and print what grows; 1 if anything does."""
+    scenario = Soak(seed)
+    footprint = scenario.soak(hours, lambda hour: print(f"{hour:.1f} h", end=" ", flush=True))
+    print(f"\n\n{footprint.events:,} events, {footprint.streams:,} worker processes, {footprint.samples:,} samples\n")
+    print("| part | held after a tenth | half | all | growth an hour, second half |\n| --- | --- | --- | --- | --- |")
+    grown = 0
+    for part, held in footprint.held.items():
+        tenth, half, last = (held[len(held) * share // 20 - (share == 20)] for share in (2, 10, 20))
+        slope, error = footprint.slope(part), footprint.spread(part)
+        grown += slope > 3 * error and slope > 0.001 * half
+        print(f"| {part} | {tenth:,} B | {half:,} B | {last:,} B | {slope:+,.0f} B (error {error:,.0f}) |")
+    return 1 if grown else 0
+
+
 def hostile_rows(results: list[Result]) -> list[tuple[str, str]]:
     """Return the rows about the hostile members, if there were any."""
     if not results[0].thief:
@@ -172,11 +189,14 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
     parser.add_argument("--mutation", default="", choices=list(ALL), help="change the core")
     parser.add_argument("--hostile", action="store_true", help="add a member with a stolen bundle")
+    parser.add_argument("--soak", type=float, default=0.0, metavar="HOURS", help="play the first seed for so long")
     parser.add_argument("--relays", type=int, default=1, help="Servers in a seed, each with its trainer (default: 1)")
     parser.add_argument("--workers", type=int, help="workers for each Server at the beginning (default: 2 to 8)")
     parser.add_argument("--trace", action="store_true", help="print every event of the first seed")
     arguments = parser.parse_args()
     hostile = arguments.hostile or arguments.mutation in HOSTILE
+    if arguments.soak:
+        return soak(arguments.first, arguments.soak)
     if arguments.trace:
         return replay(arguments.first, arguments.mutation, hostile, arguments.workers)
     started = time.monotonic()

@@ -114,6 +114,7 @@ def test_all_names_extras_that_exist() -> None:
             "box2d",
             "sb3",
             "minari",
+            "images",
             "lerobot",
             "lerobot-video",
             "marl",

@@ -52,7 +52,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("networking",),  # lazy names only
     ("envs",),
     ("sessions",),
-    ("envs.replay", "sessions.lerobot", "sessions.minari"),
+    ("envs.lerobot", "envs.replay", "sessions.lerobot", "sessions.minari"),
     ("actor",),
     ("actor.policies",),
     ("actor.policies.numpy",),
@@ -69,7 +69,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("roles",),
     ("web",),
     ("local", "doctor", "gateway", "dashboard", "multiagent", "ranks"),
-    ("cli", "compat", "onnx_export", "plots"),
+    ("cli", "compat", "onnx_export", "plots", "success"),
     ("__main__",),
 ]
 PROTOCOL = tuple(f"networking.{name}" for name in ("protocol", "relay", "worker", "trainer", "observer"))
@@ -88,6 +88,7 @@ TORCH_PACKAGES = (  # loaded where they are needed
     "gateway.advice",
     "ranks.process_group",
     "ranks.trainer",
+    "success.training",
     *(f"multiagent.algorithms.{name}" for name in ("a2c", "torch_algorithm", "batches", "dqn", "training_agent")),
 )
 

@@ -54,6 +54,7 @@ ROOMS = {
         r"envs\.replay|ReplayEnv|FunctionalEnv|SessionBatch|SessionPool|unrolling",
     ),
     "lerobot": Room(("sessions/lerobot",), "lerobot"),
+    "lerobot_robots": Room(("envs/lerobot",), r"envs.lerobot|RobotEnvironment"),
     "minari": Room(("sessions/minari",), "minari"),
     "tlspyo": Room(
         ("networking/transports/tlspyo",),
@@ -70,6 +71,7 @@ ROOMS = {
     "onnx_export": Room(("onnx_export",), r"tmrl_core.onnx_export|\bonnx_export/"),
     "ranks": Room(("ranks",), r"tmrl_core.ranks|\branks/"),
     "plots": Room(("plots",), r"tmrl_core.plots|\bplots/"),
+    "success": Room(("success",), r"tmrl_core.success|\bsuccess/"),
     "teleop": Room(("teleop",), r"tmrl_core.teleop|\bteleop/"),
     "testing": Room(("testing",), r"tmrl_core.testing|\btesting/"),
 }

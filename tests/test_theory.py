@@ -21,7 +21,7 @@ actor/policies/weights
 actor/rollout/checked_environment actor/rollout/lockstep_rule actor/rollout/loop actor/rollout/real_time
 actor/rollout/recorder actor/rollout/runner actor/rollout/uplink
 config/loading config/references
-envs/old_gym envs/real_time envs/replay/pool envs/replay/recorded envs/replay/unrolling
+envs/lerobot/robot envs/old_gym envs/real_time envs/replay/pool envs/replay/recorded envs/replay/unrolling
 gateway/advice/learner gateway/central gateway/client_sessions
 local/supervision
 metrics/branch metrics/progress metrics/recorder metrics/wandb_sink

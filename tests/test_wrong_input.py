@@ -106,7 +106,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["--worker", "--set", "worker.name"], 2, "--set worker.name: write it as section.key=value"),
     (sets("worker", "=3"), 2, "write it as section.key=value"),
     (sets("worker", "worker=3"), 2, "worker: found the number 3, allowed: a mapping with the keys"),
-    (sets("worker", "worker.nmae=x"), 2, "worker.nmae: unknown key. Did you mean name?"),
+    (sets("worker", "worker.nmae=x"), 2, "worker.nmae: unknown key. Did you mean name"),
     (sets("worker", "wroker.name=x"), 2, "wroker: unknown section. Did you mean worker?"),
     (sets("worker", "name=x"), 2, "Did you mean run.name or worker.name?"),
     (sets("worker", "server.port=[1"), 2, "--set server.port: line 1, column 3: invalid YAML"),

@@ -116,7 +116,16 @@ class StorageFullError(StorageError):
 
 
 class FolderLockedError(StorageError):
-    """Another process uses the folder."""
+    """Another process uses the folder.
+
+    Args:
+        message: the whole message.
+        holder: its process, for another message.
+    """
+
+    def __init__(self, message: str, holder: str = "another process") -> None:
+        super().__init__(message)
+        self.holder = holder
 
 
 class CheckpointError(TmrlError):

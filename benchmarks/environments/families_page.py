@@ -23,11 +23,21 @@ HEAD = """\
 <!-- Written by benchmarks/environments/families_page.py from families.yaml and results.jsonl: change those. -->
 
 What to write in the configuration for families of environments that people install, and what surprised when they
-were tried. For each family, a virtual environment got these versions and tmrl_core. A worker recorded five episodes of
-random actions, or fewer once it had 1,000 steps, with `worker.send_every: 0` and again with 7. Then each recording was
-replayed by its seed and actions in the bare environment, in another process. *Equal* means: observations, rewards,
-`terminated` and `truncated` are the same in each step, bit by bit, dtypes and the order of keys included, and each
-episode is one session. For environments of many agents, the turns that a manager sees were compared instead.
+were tried. For each family, a virtual environment with Python 3.11.7 got these versions and tmrl_core. A worker
+recorded five episodes of random actions, or fewer once it had 1,000 steps, with `worker.send_every: 0` and again with
+7. Then each recording was replayed by its seed and actions in the bare environment, in another process. *Equal* means:
+observations, rewards, `terminated` and `truncated` are the same in each step, bit by bit, dtypes and the order of keys
+included, and each episode is one session. For environments of many agents, the turns that a manager sees were compared
+instead.
+
+Where a family shows no configuration, it is this one, with the id from its table:
+
+```yaml
+environment:
+  cls: tmrl_core.envs:GenericGymEnv
+  kwargs:
+    id: CartPole-v1
+```
 
 Lines that begin with *Measured* come from the bare environment alone: the same actions after `reset(seed=1)`, again in
 the same object, and in a fresh one; after `reset(seed=2)`; and arrays that a step changes afterwards. A family that was
@@ -67,7 +77,7 @@ def families() -> list[dict[str, Any]]:
 
 def page(listed: list[dict[str, Any]], results: list[dict[str, Any]]) -> str:
     """Return the text of the page."""
-    lines = [HEAD, "## Overview", "", "| family | versions | recorded and replayed |", "| --- | --- | --- |"]
+    lines = [HEAD, "## Overview", "", "| family | further versions | recorded and replayed |", "| --- | --- | --- |"]
     parts: list[str] = []
     for family in listed:
         own = [result for result in results if result["family"] == family["name"]]
@@ -86,11 +96,10 @@ def anchor(name: str) -> str:
 
 
 def versions(family: dict[str, Any], own: list[dict[str, Any]]) -> str:
-    """Return the installed versions of the packages that the family names, and of those in `also`."""
+    """Return the installed versions of the packages that the family names without one, and of those in `also`."""
     installed: dict[str, str] = next((result["versions"] for result in own if "versions" in result), {})
-    told = [f"{name} {installed[name]}" for name in named(family) if name in installed]
-    python = next((result["python"] for result in own if "python" in result), None)
-    return ", ".join([*told, f"Python {python}"] if python else told) or "-"
+    exact = {one.partition("==")[0].partition("[")[0].replace("_", "-") for one in family["packages"] if "==" in one}
+    return ", ".join(f"{name} {installed[name]}" for name in named(family) if name in installed and name not in exact)
 
 
 def verdict(own: list[dict[str, Any]]) -> str:
@@ -124,9 +133,10 @@ def section(family: dict[str, Any], own: list[dict[str, Any]]) -> Iterator[str]:
         for more in family.get("then", []):
             yield f"    pip install {more}"
         yield ""
-        yield "```yaml"
-        yield example(family["cases"][0]["environment"], many=own_many(family))
-        yield "```"
+        if not usual(first := family["cases"][0]["environment"]):
+            yield "```yaml"
+            yield example(first, many=own_many(family))
+            yield "```"
         for file, text in family["cases"][0].get("files", {}).items():
             yield ""
             yield f"`{file}`, beside the configuration:"
@@ -136,8 +146,8 @@ def section(family: dict[str, Any], own: list[dict[str, Any]]) -> Iterator[str]:
             yield "```"
         yield ""
         if rows := [row(result) for result in own if "environment" in result]:
-            yield "| environment | observations | actions | episodes, steps | send_every 0 | send_every 7 |"
-            yield "| --- | --- | --- | --- | --- | --- |"
+            yield "| environment | observations | actions | episodes, steps | replayed |"
+            yield "| --- | --- | --- | --- | --- |"
             yield from rows
             yield ""
         for result in own:
@@ -157,6 +167,11 @@ def measured(own: list[dict[str, Any]]) -> Iterator[str]:
             found.setdefault((what, where), []).append(name_of(result))
     for (what, where), names in found.items():
         yield f"Measured, {', '.join(names)}: {what}: {where}."
+
+
+def usual(environment: dict[str, Any]) -> bool:
+    """Return True for a section of the configuration that has an id and nothing else; the page shows one at its top."""
+    return environment["cls"] == "tmrl_core.envs:GenericGymEnv" and list(environment["kwargs"]) == ["id"]
 
 
 def own_many(family: dict[str, Any]) -> bool:
@@ -179,11 +194,15 @@ def row(result: dict[str, Any]) -> str:
     """Return the line of one case."""
     name = name_of(result)
     if "replay" not in result:
-        return f"| {name} | refused: {cell(reason(result['failed']))} | | | | |"
+        return f"| {name} | refused: {cell(reason(result['failed']))} | | | |"
     recorded, replayed = result["record"], result["replay"]
     first = replayed["0"]
     cells = [name, cell(recorded["observations"]), cell(recorded["actions"]), f"{first['sessions']}, {first['steps']}"]
-    cells += [difference(replayed.get(key), recorded.get("episodes", {}).get(key)) for key in ("0", "7")]
+    each = {
+        key: difference(replayed[key], recorded.get("episodes", {}).get(key)) for key in ("0", "7") if key in replayed
+    }
+    same = len(set(each.values())) == 1
+    cells.append(each["0"] if same else ". ".join(f"send_every {key}: {what}" for key, what in each.items()))
     return f"| {' | '.join(cells)} |"
 
 
@@ -200,10 +219,8 @@ def reason(failed: str) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", re.sub(r"^(record|replay|probe): (tmrl_core\.errors\.)?", "", failed))
 
 
-def difference(replayed: dict[str, Any] | None, episodes: int | None = None) -> str:
-    """Return one cell about one recording of so many episodes."""
-    if replayed is None:
-        return "-"
+def difference(replayed: dict[str, Any], episodes: int | None = None) -> str:
+    """Return words about one recording of so many episodes."""
     told = [f"{what}: {where}" for what, where in replayed["differences"].items()]
     if episodes is not None and episodes != replayed["sessions"]:
         told.append(f"{replayed['sessions']} of {episodes} episodes are recorded")

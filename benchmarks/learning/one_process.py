@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import curves
 import numpy as np
 import torch
-from run import HERE, parser_of, run_seeds
+from run import HERE, parser_of, run_seed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tmrl_core.config import Config, environment_maker, load
@@ -161,7 +161,7 @@ def main() -> int:
         return load(HERE / f"{arguments.task}.yaml", [f"run.seed={seed}", *arguments.changes], {})
 
     if arguments.check:
-        apart, rounding = check(settings(arguments.seed or 0), arguments.check)
+        apart, rounding = check(settings(arguments.seed), arguments.check)
         print(f"after {arguments.check} updates: {apart:.1e} apart; bfloat16 and float32: {rounding:.1e}")
         return 0
 
@@ -173,7 +173,7 @@ def main() -> int:
             print(f"{point.steps:7d} steps, {lost} of {len(returns)} far below their median", flush=True)
         return curve
 
-    run_seeds("one_process", arguments, learned)
+    run_seed(arguments, learned)
     return 0
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/learning/peer.py cartpole
 
-All seeds of `seeds.py`, or with `--seed` one of them. Needs both libraries, on which the project does not depend, in
+Needs both libraries, on which the project does not depend, in
 the environment that runs it. It is evaluated after as many environment steps as `run.py`, in an environment of its own,
 with the seeds of our evaluations.
 """
@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import curves
 from peer_settings import PeerSettings, peer_settings
-from run import HERE, parser_of, run_seeds
+from run import HERE, parser_of, run_seed
 
 from tmrl_core.config import Config, load
 from tmrl_core.envs import GenericGymEnv
@@ -103,7 +103,7 @@ def episodes(config: Config) -> int:
 def main() -> int:
     arguments = parser_of(__doc__).parse_args()
     config = load(HERE / f"{arguments.task}.yaml", arguments.changes, {})
-    run_seeds("sb3", arguments, lambda seed: learn(config, peer_settings(config), seed))
+    run_seed(arguments, lambda seed: learn(config, peer_settings(config), seed))
     return 0
 
 

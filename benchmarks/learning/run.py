@@ -1,14 +1,12 @@
 """One learning curve of ours: Server, RolloutWorkers and Trainer as processes over TLS on this machine.
 
     python benchmarks/learning/run.py cartpole
-    python benchmarks/learning/run.py cartpole --seed 0
-    python benchmarks/learning/run.py cartpole --seed 0 --set agent.kwargs.lr=1e-3 --out /tmp/curve.csv
+    python benchmarks/learning/run.py cartpole --seed 1 --set agent.kwargs.lr=1e-3 --out /tmp/curve.csv
 
-Without `--seed`, all seeds of `seeds.py` are run, one after another. A curve that is there is never run again into the
-same folder: results are added, not edited. The task is the name of a configuration in this folder; its
-`trainer.lockstep.min_workers` says how many workers there are. The curve is what one of the workers plays with the
-newest policy, deterministically and with fixed seeds; it goes to `<task>_ours_<seed>.csv` of the folder `--folder`. The
-environments need the extras `mujoco` and `box2d`.
+The task is the name of a configuration in this folder; its `trainer.lockstep.min_workers` says how many workers there
+are. The curve is what one of the workers plays with the newest policy, deterministically and with fixed seeds. Curves
+that are published come from `learning_queue.py`, which has their seeds in its plan. The environments need the extras
+`mujoco` and `box2d`.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import curves
-from seeds import SEEDS
 
 from tmrl_core.config import load
 from tmrl_core.metrics import read_records
@@ -30,7 +27,6 @@ from tmrl_core.metrics import read_records
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 _ALWAYS = ("metrics.tensorboard=false", "server.port=0")
-RESULTS = ROOT / "benchmarks" / "results" / "learning_epyc2core_202611"
 
 
 def tasks() -> list[str]:
@@ -66,34 +62,24 @@ def learn(task: str, seed: int, changes: Sequence[str], folder: Path) -> list[cu
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """What both sides are asked: the task, the seed, changes to its settings, and where the curve goes."""
+    """Return the options of both sides: the task, the seed, changes to its settings, and where the curve goes."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", nargs="?", default="cartpole", choices=tasks())
-    parser.add_argument("--seed", type=int, choices=SEEDS, help="one of those of seeds.py; left out: all of them")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
-    parser.add_argument("--folder", type=Path, default=RESULTS, help="of the curves; a new one for a new comparison")
-    parser.add_argument("--out", type=Path, help="file of one curve that is no result")
+    parser.add_argument("--out", type=Path, help="file of the curve; left out: it is printed alone")
     return parser
 
 
-def run_seeds(side: str, arguments: argparse.Namespace, learned: Callable[[int], curves.Curve]) -> None:
-    """Run the seeds that are asked for, and write a curve for each where `table.py` looks for it, or into `--out`.
-
-    Raises:
-        SystemExit: a curve is there already, or `--out` is given for several seeds.
-    """
-    seeds = SEEDS if arguments.seed is None else (arguments.seed,)
-    if arguments.out is not None and len(seeds) > 1:
-        raise SystemExit("--out is the file of one curve: add --seed")
-    paths = {seed: arguments.out or arguments.folder / f"{arguments.task}_{side}_{seed}.csv" for seed in seeds}
-    there = [path for path in paths.values() if path.exists() and arguments.out is None]
-    if there:
-        raise SystemExit(f"{there[0]} is there: results are added, not edited; name a new folder with --folder")
-    for seed, path in paths.items():
-        curve = learned(seed)
-        curves.write(path, curve)
-        for point in curve:
-            print(f"{arguments.task} seed {seed}: {point.steps:7d} steps {point.mean:9.2f} {point.seconds:6.0f} s")
+def run_seed(arguments: argparse.Namespace, learned: Callable[[int], curves.Curve]) -> None:
+    """Run the seed that is asked for, print its curve and write it to `--out`."""
+    curve = learned(arguments.seed)
+    if arguments.out is not None:
+        curves.write(arguments.out, curve)
+    for point in curve:
+        print(
+            f"{arguments.task} seed {arguments.seed}: {point.steps:7d} steps {point.mean:9.2f} {point.seconds:6.0f} s"
+        )
 
 
 def main() -> int:
@@ -103,7 +89,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             return learn(arguments.task, seed, arguments.changes, Path(folder))
 
-    run_seeds("ours", arguments, learned)
+    run_seed(arguments, learned)
     return 0
 
 

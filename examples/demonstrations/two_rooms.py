@@ -45,6 +45,41 @@ class TwoRooms(gymnasium.Env[Any, Any]):
         return self.position.copy(), float(reached), reached, truncated, {"is_success": reached}
 
 
+class SeenTwoRooms(TwoRooms):
+    """The same task, seen from above: observations are pictures [32, 32, 3] with wall, goal and point."""
+
+    SIDE, MARGIN = 32, 3
+    observation_space = spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        _, info = super().reset(seed=seed, options=options)
+        return self.picture(), info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        _, *rest = super().step(action)
+        return self.picture(), *rest
+
+    def picture(self) -> np.ndarray:
+        """Return the rooms from above, the goal at the lower right."""
+        # Coordinates of the middles of pixels. A margin shows that the rooms end there, also when pictures are shifted.
+        width = self.SIDE - 2 * self.MARGIN
+        x_W = (np.arange(self.SIDE) + 0.5 - self.MARGIN) / width
+        x, y = x_W[None, :], 1.0 - x_W[:, None]
+
+        def disc(middle: np.ndarray, radius: float) -> np.ndarray:
+            # Edges are smooth, so that a picture shows a position between pixels.
+            distance = np.hypot(x - middle[0], y - middle[1])
+            return np.clip((radius - distance) * width + 0.5, 0.0, 1.0)[..., None]
+
+        inside = ((x > 0) & (x < 1) & (y > 0) & (y < 1))[..., None]
+        wall = ((np.abs(x - WALL_X) < 0.03) & (y < DOOR_Y))[..., None] & inside
+        shown = np.where(inside, (60.0, 60.0, 70.0), (0.0, 0.0, 0.0))
+        shown = np.where(wall, (200.0, 200.0, 200.0), shown)
+        for alpha, colour in ((disc(GOAL, self.RADIUS), (60, 200, 90)), (disc(self.position, 0.05), (250, 90, 60))):
+            shown = shown + alpha * (np.array(colour, float) - shown)
+        return shown.astype(np.uint8)
+
+
 class Expert(ActorModule):
     """Goes up, through the door and down to the goal, with noise, so that no two episodes are the same.
 

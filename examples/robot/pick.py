@@ -1,10 +1,11 @@
 """An arm that picks up a cube: a task with a sparse reward, an expert, and a person by a rule.
 
-It is a stand-in for a real arm: docs/tutorials/robot_with_a_person.md says what a real one needs besides.
+It needs no simulator: a small model of the task of `panda.py`, which has the same expert and person.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -70,23 +71,43 @@ class Pick(gymnasium.Env[Any, Any]):
         return np.clip(np.concatenate(parts), -2, 2).astype(np.float32)
 
 
-def right_action(obs: Any) -> Any:
-    """Return what picks up the cube: over it, down, close, up."""
-    closed, height, away = obs[3] > 0.5, obs[2], obs[4:7] - obs[:3]
-    holds = closed and float(np.abs(away).max()) < 0.01
-    if holds:
-        return np.array([0, 0, 1, 1], np.float32)
-    over = float(np.linalg.norm(away[:2])) < REACH * 0.6
-    down = over and height >= LOW - 0.01
-    action = np.zeros(4, np.float32)
-    action[:2] = np.clip(away[:2] / Pick.STEP, -1, 1)
-    action[2] = (-1.0 if down else 0.0) if over else np.clip((0.25 - height) / Pick.STEP, -1, 1)
-    action[3] = 1.0 if over and not down and not closed else -1.0
-    return action
+@dataclass(frozen=True)
+class Hand:
+    """Distances by which a person works with a hand, in widths of the table."""
+
+    over: float = REACH * 0.6
+    """Horizontal distance at which the hand is over the cube."""
+    down: float = LOW - 0.01
+    """Height below which it encloses the cube."""
+    held: float = 0.01
+    """Distance of a cube that is held."""
+    lifted: float = LIFTED
+    """Height of success."""
+    area: tuple[tuple[float, float], tuple[float, float]] = ((0.05, 0.05), (0.95, 0.95))
+    """Corners of the area outside which the cube is soon lost."""
+
+    def holds(self, obs: Any) -> bool:
+        """Return True if the hand holds the cube."""
+        return bool(obs[3] > 0.5 and np.abs(obs[7:10]).max() < self.held)
+
+    def right_action(self, obs: Any) -> Any:
+        """Return what picks up the cube: over it, down, close, up."""
+        if self.holds(obs):
+            return np.array([0, 0, 1, 1], np.float32)
+        closed, height, away = obs[3] > 0.5, obs[2], obs[7:10]
+        over = float(np.linalg.norm(away[:2])) < self.over
+        down = over and height >= self.down
+        action = np.zeros(4, np.float32)
+        action[:2] = np.clip(away[:2] / Pick.STEP, -1, 1)
+        action[2] = (-1.0 if down else 0.0) if over else np.clip((0.25 - height) / Pick.STEP, -1, 1)
+        action[3] = 1.0 if over and not down and not closed else -1.0
+        return action
 
 
 class Expert(ActorModule):
     """A person who shows the task, not quite steadily: noise on the steps, so that no two episodes are the same."""
+
+    hand = Hand()
 
     def __init__(self, observation_space: Any, action_space: Any, noise: float = 0.2) -> None:
         super().__init__(observation_space, action_space)
@@ -97,7 +118,7 @@ class Expert(ActorModule):
         self._generator = np.random.default_rng(seed)
 
     def act(self, obs: Any, test: bool = False) -> Any:
-        action = right_action(obs)
+        action = self.hand.right_action(obs)
         if not test:
             action[:3] += self._generator.normal(0, self.noise, 3).astype(np.float32)
         return np.clip(action, -1, 1)
@@ -114,6 +135,8 @@ class PersonByRule(InterventionSource):
         helped: part of the way after which the policy gets the arm back.
     """
 
+    hand = Hand()
+
     def __init__(self, patience: int = 10, helped: float = 0.5) -> None:
         self.patience, self.helped = patience, helped
         self.begin_episode()
@@ -127,17 +150,16 @@ class PersonByRule(InterventionSource):
             self._best, self._stuck = left, 0
         else:
             self._stuck += 1
-        lost = bool(np.abs(obs[4:6] - 0.5).max() > 0.45)
+        low, high = self.hand.area
+        lost = bool(np.any(obs[4:6] < low) or np.any(obs[4:6] > high))
         if self._since is None and (self._stuck >= self.patience or lost):
             self._since = left
         elif self._since is not None and left < self._since - self.helped and not lost:
             self._since, self._best, self._stuck = None, left, 0
-        return None if self._since is None else right_action(obs)
+        return None if self._since is None else self.hand.right_action(obs)
 
-    @staticmethod
-    def _way_left(obs: Any) -> float:
+    def _way_left(self, obs: Any) -> float:
         """The way to the cube and up again, in table widths."""
-        away = obs[4:7] - obs[:3]
-        if obs[3] > 0.5 and float(np.abs(away).max()) < 0.01:
-            return LIFTED - float(obs[2])
-        return 1.0 + float(np.linalg.norm(away))
+        if self.hand.holds(obs):
+            return self.hand.lifted - float(obs[2])
+        return 1.0 + float(np.linalg.norm(obs[7:10]))

@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tmrl_core.config import from_values, load
+from tmrl_core.config import load
 from tmrl_core.config.checks import check_values
 from tmrl_core.config.endpoints import (
     Endpoint,
-    at_endpoint,
-    at_first_server,
-    at_own_server,
     chosen_endpoint,
     endpoint_of,
-    endpoints_of,
-    left_behind,
     only_endpoint,
 )
 from tmrl_core.config.sections import Config, NetworkSection, ServerSection
@@ -100,42 +95,11 @@ def test_lists_that_mean_nothing_are_refused() -> None:
         check_values(Config(server=ServerSection(endpoints=("relay1:1",)), network=NetworkSection(security=None)))
 
 
-def test_a_worker_goes_to_its_own_server_with_a_spool_of_its_own() -> None:
-    config = Config(server=ServerSection(endpoints=("127.0.0.1:1001", "127.0.0.1:1002")))
-    found = {name: at_own_server(config, name) for name in ("a", "b", "c", "d", "e")}
-    assert {made.server.port for made in found.values()} == {1001, 1002}
-    for name, made in found.items():
-        assert made.server.port == chosen_endpoint(name, endpoints_of(config)).port
-        assert made.server.endpoints == ()
-        # What one Server's trainer has committed in part must not reach another's.
-        assert made.worker_spool_path == config.worker_spool_path / f"127.0.0.1_{made.server.port}"
-    assert at_own_server(Config(), "a").worker_spool_path == Config().worker_spool_path
-    assert ":" not in at_endpoint(config, Endpoint("2001:db8::1", 5)).worker_spool_path.name  # for Windows
-
-
-def test_samples_for_a_server_that_was_removed_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for folder, size in (("old_1/a", 300), ("old_1/b", 20), ("kept_2/a", 7), ("0f/", 5)):
-        file = tmp_path / folder / "1.seg"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(b"x" * size)
-    assert left_behind(tmp_path, [Endpoint("kept", 2)]) == {"0f": 5, "old_1": 320}
-    assert left_behind(tmp_path / "none", []) == {}
-    config = from_values({"server": {"endpoints": ["kept:2"]}, "worker": {"spool_dir": str(tmp_path)}}, "a test")
-    at_own_server(config, "robot7")
-    assert "325 bytes of samples in" in caplog.text
-    assert "wait for a Server that server.endpoints does not list (0f, old_1)" in caplog.text
-
-
 def test_one_process_has_one_server() -> None:
     assert only_endpoint(Config()) == Endpoint("127.0.0.1", 55555)
     assert only_endpoint(Config(server=ServerSection(endpoints=("x:7",)))) == Endpoint("x", 7)
     with pytest.raises(ConfigError, match=r"found 2 Servers.*torchrun --nproc-per-node 2 -m tmrl_core --trainer"):
         only_endpoint(Config(server=ServerSection(endpoints=("x:7", "y:7"))))
-
-
-def test_a_viewer_goes_to_the_server_of_the_records() -> None:
-    assert at_first_server(Config(server=ServerSection(endpoints=("x:7", "y:8")))).server.port == 7
-    assert at_first_server(Config()).server == Config().server
 
 
 def test_a_server_for_other_machines_listens_to_them() -> None:

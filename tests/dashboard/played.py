@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from tmrl_core.dashboard.source import CONNECTED
 from tmrl_core.errors import NetworkError
+from tmrl_core.networking.protocol.pictures import Kind, Picture
 from tmrl_core.networking.protocol.status import BudgetStatus, PeerStatus, ServerStatus
 from tmrl_core.networking.protocol.telemetry import (
     History,
@@ -32,6 +34,7 @@ class Played:
         self.scene: Scene | None = None
         self.history: History | None = None
         self.status: ServerStatus | None = None
+        self.pictures: Mapping[tuple[str, Kind], Picture] = {}
         self.state = CONNECTED
         self.may_order = may_order
         self.changed = 0

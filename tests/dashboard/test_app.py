@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,9 +17,11 @@ from tmrl_core.config import from_values
 from tmrl_core.dashboard.app import make_app, text_of
 from tmrl_core.dashboard.faults import Seen
 from tmrl_core.dashboard.feed import Feed
+from tmrl_core.dashboard.pictures import Pictures
 from tmrl_core.dashboard.screen import screen
 from tmrl_core.dashboard.settings import DashboardSection, dashboard_section
 from tmrl_core.errors import ConfigError
+from tmrl_core.networking.protocol.pictures import Picture
 from tmrl_core.networking.protocol.telemetry import Order
 from tmrl_core.web.pages import Link
 
@@ -42,13 +45,16 @@ class Place:
 
     def __init__(self, *, may_order: bool = True, **settings: Any) -> None:
         self.source = Played(may_order)
+        self.pictures = Pictures(self.source, Path("no folder"))
         self.feed = Feed(self.source, lambda told, age_s: screen(Seen(scene=told), None, may_order=False))
         section = DashboardSection(**settings)
 
         async def links() -> list[Link]:
             return [Link("Other", "http://localhost:1/")]
 
-        self._app = make_app(self.source, self.feed, section, token=TOKEN, about={"run": "a"}, links=links)
+        self._app = make_app(
+            self.source, self.feed, self.pictures, section, token=TOKEN, about={"run": "a"}, links=links
+        )
 
     def ask(
         self,
@@ -73,11 +79,11 @@ class Place:
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "method": method,
-            "path": path,
-            "raw_path": path.encode(),
+            "path": path.partition("?")[0],
+            "raw_path": path.partition("?")[0].encode(),
             "root_path": "",
             "scheme": scheme,
-            "query_string": b"",
+            "query_string": path.partition("?")[2].encode(),
             "headers": [
                 (name.encode(), value.encode()) for name, value in {"host": "localhost:8600", **(headers or {})}.items()
             ],
@@ -298,3 +304,19 @@ def test_other_machines_always_log_in() -> None:
     assert dashboard_section(from_values({"dashboard": {"host": "192.0.2.1"}})).needs_login
     assert not dashboard_section(from_values({})).needs_login
     assert dashboard_section(from_values({"dashboard": {"login": True}})).needs_login
+
+
+def test_a_picture_is_a_file_of_its_kind_and_the_latest() -> None:
+    place = Place()
+    place.source.show(pictures={("robot1", "camera"): Picture("robot1", "camera", 7, b"jpeg")})
+    found = place.ask("GET", "/pictures/camera?worker=robot1")
+    assert (found.status, found.headers["content-type"], found.body) == (200, "image/jpeg", b"jpeg")
+    for path in ("/pictures/camera?worker=robot2", "/pictures/video?worker=robot1", "/pictures/video", "/pictures/x"):
+        assert place.ask("GET", path).status == 404
+    assert place.source.orders == []
+
+
+def test_a_picture_needs_the_login_too() -> None:
+    place = Place(login=True)
+    place.source.show(pictures={("robot1", "camera"): Picture("robot1", "camera", 7, b"jpeg")})
+    assert place.ask("GET", "/pictures/camera?worker=robot1").status == 401

@@ -7,18 +7,23 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import imageio_ffmpeg
 import msgspec
+import numpy as np
 import pytest
 
 from tests.dashboard.browser import CHROMIUM, MISSING, Page, chromium
 from tests.dashboard.played import Played, history, scene, status, worker
 from tests.waiting import until
+from tmrl_core.actor.rollout.pictures import jpeg
 from tmrl_core.config import from_values
 from tmrl_core.dashboard.serve import Dashboard
-from tmrl_core.networking.protocol.telemetry import Order
+from tmrl_core.networking.protocol.pictures import Picture
+from tmrl_core.networking.protocol.telemetry import Order, OrderKind
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300), pytest.mark.skipif(not CHROMIUM, reason=MISSING)]
 
@@ -46,7 +51,8 @@ CONTRAST = """
 """
 
 UNNAMED = """
-[...document.querySelectorAll("button, input, a, [role=region], [tabindex='0'], dialog, table, figure svg, nav")]
+[...document.querySelectorAll("button, input, select, summary, video, a, [role=region], " +
+  "[tabindex='0'], dialog, table, figure svg, nav")]
   .filter(one => one.checkVisibility())
   .filter(one => !(one.textContent.trim() || one.getAttribute("aria-label") || one.labels?.length
     || one.querySelector("svg[aria-label]") || document.getElementById(one.getAttribute("aria-labelledby"))))
@@ -104,7 +110,9 @@ def shown(browser: Page) -> Iterator[Shown]:
         yield Shown(browser, source, served.url)
         browser.open("about:blank")
         assert browser.faults == []
-        assert [one for one in browser.requests if not one.startswith((served.url, "about:", "data:"))] == []
+        assert [
+            one for one in browser.requests if not one.startswith((served.url, "about:", "data:", f"blob:{served.url}"))
+        ] == []
 
 
 def test_the_first_screen_answers_three_questions(shown: Shown) -> None:
@@ -298,3 +306,65 @@ def test_a_login_by_the_printed_link(browser: Page) -> None:
         browser.until("location.pathname === '/login/'")
         browser.open("about:blank")
     assert browser.faults == []
+
+
+def film(path: Path) -> bytes:
+    """Return a video of one second."""
+    writer = imageio_ffmpeg.write_frames(str(path), (64, 48), fps=10)
+    writer.send(None)
+    for number in range(10):
+        writer.send(np.full((48, 64, 3), 20 * number, np.uint8))
+    writer.close()
+    return path.read_bytes()
+
+
+def test_a_camera_and_a_video_are_asked_for_and_shown(shown: Shown, tmp_path: Path) -> None:
+    frame = jpeg(np.full((48, 64, 3), 90, np.uint8))
+    shown.open()
+    shown.page.value("document.getElementById('look-worker').value = 'robot2'")
+    kinds: tuple[OrderKind, ...] = ("camera", "video")
+    for kind in kinds:
+        click(shown, f"#look button[value={kind}]")
+        until(partial(shown.source.orders.__contains__, Order(kind=kind, worker="robot2")))
+        shown.page.until("document.getElementById('look-outcome').textContent === 'robot2 was asked'")
+    assert shown.page.value("document.querySelector('#picture-list figure')") is None
+    name = "<b>robot2"
+    for number in (1, 2, 3):
+        shown.show(pictures={(name, "camera"): Picture(name, "camera", number, frame, origin="robot2")})
+        shown.page.until("document.querySelector('#picture-list img')?.naturalWidth === 64")
+    assert shown.text("#picture-list figcaption").startswith("Camera of <b>robot2 · certificate robot2")
+    video = film(tmp_path / "a.mp4")
+    shown.show(pictures={(name, "video"): Picture(name, "video", 4, video, "evaluation-7.mp4")})
+    shown.page.until("document.querySelector('#picture-list video')?.readyState > 1")
+    assert shown.page.value("document.querySelector('#picture-list video').duration") == pytest.approx(1.0, abs=0.2)
+    shown.show(pictures={(name, "camera"): Picture(name, "camera", 5, b"", "this worker has no camera")})
+    shown.page.until("document.querySelector('#picture-list figcaption').textContent.includes('has no camera')")
+    assert not shown.page.value("document.querySelector('#picture-list img').checkVisibility()")
+    for width in (1440, 360):
+        shown.page.size(width, 780, mobile=width < 500)
+        assert shown.page.value("document.documentElement.scrollWidth") <= width
+    assert shown.page.value(CONTRAST) == []
+    assert shown.page.value(UNNAMED) == []
+
+
+def test_a_hidden_page_fetches_no_camera(shown: Shown) -> None:
+    shown.open()
+    shown.page.value("Object.defineProperty(document, 'hidden', {value: true})")
+    shown.show(pictures={("robot1", "camera"): Picture("robot1", "camera", 1, b"frame")})
+    shown.show(scene=scene(env_steps=77, time_s=1.0))
+    shown.page.until("document.getElementById('steps').textContent === '77'")
+    assert not [one for one in shown.page.requests if "/pictures/" in one]
+
+
+def test_all_settings_are_found_by_a_part_of_their_name(shown: Shown) -> None:
+    every = {f"section{number}.key": str(number) for number in range(200)}
+    shown.show(history=msgspec.structs.replace(history(), settings=every))
+    shown.open()
+    assert shown.page.value("document.querySelectorAll('#every-setting tbody tr').length") == 0
+    click(shown, "#all-settings summary")
+    shown.page.until("document.querySelectorAll('#every-setting tbody tr').length === 200")
+    shown.page.value("document.getElementById('setting-filter').focus()")
+    shown.page.call("Input.insertText", text="SECTION17.")
+    shown.page.until("document.querySelectorAll('#every-setting tbody tr').length === 1")
+    assert shown.text("#every-setting tbody tr").split() == ["section17.key", "17"]
+    assert shown.page.value(CONTRAST) == []

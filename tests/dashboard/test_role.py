@@ -18,8 +18,9 @@ from tests.command_line import ROOT, Run, Start, announced, in_this_process, sta
 from tests.dashboard.test_recorded import Folder
 from tests.waiting import until
 from tmrl_core.config import from_values
-from tmrl_core.dashboard.role import ROLE, local_changes, local_text
+from tmrl_core.dashboard.role import ROLE, local_changes, local_text, source_of
 from tmrl_core.dashboard.settings import DashboardSection
+from tmrl_core.dashboard.several import SeveralServers
 
 
 def test_a_taken_default_port_is_replaced_for_a_local_run() -> None:
@@ -42,6 +43,17 @@ def test_a_link_with_a_token_is_in_the_log_only() -> None:
     text = local_text(from_values({"dashboard": {"login": True}}))
     assert text.startswith("Live page: its link is in ")
     assert text.endswith("dashboard.log")
+
+
+def test_each_server_of_a_run_is_shown(tmp_path: Path) -> None:
+    servers = {"endpoints": ["127.0.0.1:1", "127.0.0.1:2"]}
+    config = from_values({"server": servers, "network": {"credentials_dir": str(tmp_path)}})
+    source = source_of(config, None)
+    with contextlib.closing(source):
+        assert isinstance(source, SeveralServers)
+        (other,) = source.others("")
+        assert other.place == "127.0.0.1:2"
+        assert "the Server at 127.0.0.1 port 2" in other.state
 
 
 def test_it_watches_and_collects_nothing() -> None:

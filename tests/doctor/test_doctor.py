@@ -114,6 +114,18 @@ def test_all_checks_succeed_for_a_worker(server: Server, robot: Path) -> None:
     assert abs(steps["clock"].figures["skew_s"]) < 1
 
 
+def test_all_checks_succeed_for_an_operator(keys: Path, server: Server, tmp_path: Path) -> None:
+    bundle = credentials.bundle(keys, "operator", "anna", tmp_path)
+    credentials.install(bundle, tmp_path / "anna")
+    for folder in (tmp_path / "anna", bundle):
+        steps = look(configured(server.port, folder))
+        assert {step.state for step in steps.values()} == {"ok"}
+        assert "as operator" in steps["configuration"].found
+        assert "operator 'anna'" in steps["credentials"].found
+        assert steps["accepted"].found == "the Server accepts this operator"
+    only_failed(look(configured(server.port, bundle), "worker"), "credentials", "operator's credentials")
+
+
 @pytest.mark.parametrize(
     ("here", "there", "words"),
     [
@@ -145,6 +157,10 @@ def test_both_ends_must_agree_on_end_to_end_authentication(
             assert words in steps["end to end"].found
         else:
             assert "network.end_to_end" in only_failed(steps, "end to end", words).todo
+        viewer = credentials.bundle(keys, "operator", "anna", tmp_path / "viewer")
+        seen = look(configured(server.port, viewer, end_to_end=here))["end to end"]
+        assert words in seen.found
+        assert ("it shows what the Server knows" in seen.found) == (here == "encrypt")
         own = look(configured(server.port, bundle, end_to_end=there))["end to end"]
         assert own.state == "ok"
         assert own.found.endswith("workers need off too" if there == "off" else "workers need authenticate or encrypt")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,13 +19,23 @@ FOLDER = Path(__file__).parents[2] / "examples" / "robot"
 
 
 @pytest.fixture(scope="module")
-def pick() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("pick_of_the_example", FOLDER / "pick.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def example() -> Iterator[Callable[[str], ModuleType]]:
+    with pytest.MonkeyPatch.context() as changed:
+        changed.syspath_prepend(FOLDER)
+        changed.setattr(sys, "dont_write_bytecode", True)
+        yield importlib.import_module
+        for name in ("pick", "panda"):
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def pick(example: Callable[[str], ModuleType]) -> ModuleType:
+    return example("pick")
+
+
+@pytest.fixture(scope="module")
+def panda(example: Callable[[str], ModuleType]) -> ModuleType:
+    return example("panda")
 
 
 def played(env: Any, seed: int, choose: Any) -> tuple[bool, list[Any]]:
@@ -59,25 +71,56 @@ def test_the_person_takes_over_without_progress_only(pick: ModuleType) -> None:
     acted = [person.poll(obs) is not None for _ in range(12)]
     assert acted == [False] * 10 + [True] * 2
     person.begin_episode()
-    right = [person.poll(obs) for obs in played(env, 1, pick.right_action)[1]]
+    right = [person.poll(obs) for obs in played(env, 1, pick.Hand().right_action)[1]]
     assert not any(action is not None for action in right)
     person.begin_episode()
     helped = played(env, 1, lambda obs: still if (action := person.poll(obs)) is None else action)[0]
     assert not helped, "the policy stands still again once the cube is held"
 
 
+def test_a_person_by_the_rule_knows_the_other_hand_too(panda: ModuleType) -> None:
+    person = panda.PersonByRule(patience=10)
+    away = np.array([0.1, 0.0, 0.0])
+    obs = np.concatenate([[0.5, 0.5, 0.2, 0], [0.6, 0.5, 0.05], away, np.zeros(3)]).astype(np.float32)
+    assert [person.poll(obs) is not None for _ in range(12)] == [False] * 10 + [True] * 2
+    person.begin_episode()
+    obs[4] = 0.81
+    assert person.poll(obs) is not None, "the cube leaves its area"
+
+
+def test_a_machine_without_the_simulator_knows_the_spaces(panda: ModuleType) -> None:
+    env = panda.Panda()
+    assert (env.observation_space.shape, env.action_space.shape) == ((13,), (4,))
+    env.close()
+
+
+def test_the_simulated_arm_is_the_same_task(panda: ModuleType) -> None:
+    pytest.importorskip("gym_hil")
+    env = panda.Panda()
+    first, again, other = (env.reset(seed=seed)[0] for seed in (1, 1, 2))
+    assert first.tolist() == again.tolist() != other.tolist()
+    expert = panda.Expert(env.observation_space, env.action_space)
+    expert.seed(0)
+    assert sum(played(env, seed, expert.act)[0] for seed in range(10)) >= 9
+    _, seen = played(env, 1, lambda obs: np.zeros(4))
+    assert len(seen) == panda.LIMIT + 1
+    env.close()
+
+
 @pytest.mark.parametrize("file", ["expert", "takeover", "hg_dagger", "cloning"])
 def test_each_file_is_valid(file: str) -> None:
-    assert load(FOLDER / f"{file}.yaml").environment.cls == "pick:Pick"
+    assert load(FOLDER / f"{file}.yaml").environment.cls == "panda:Panda"
 
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("file", ["takeover", "hg_dagger"])
 def test_a_short_run_trains_on_interventions(file: str, tmp_path: Path) -> None:
-    short = ("--set", "trainer.steps=60", "--set", "trainer.rounds=2", "--set", "trainer.start_training=200")
-    with in_this_process(tmp_path) as run:
-        run("--expert", "--record", "demonstrations", "--episodes", "5", "-c", f"{FOLDER / 'expert.yaml'}")
+    stand_in = ("--set", "environment.cls=pick:Pick", "--set", "worker.interventions.cls=pick:PersonByRule")
+    short = ("--set", "trainer.steps=60", "--set", "trainer.rounds=2", "--set", "trainer.start_training=200", *stand_in)
+    with in_this_process(tmp_path, ["pick", "panda"]) as run:
+        shown = ("-c", f"{FOLDER / 'expert.yaml'}", *stand_in[:2], "--set", "actor.cls=pick:Expert")
+        run("--expert", "--record", "demonstrations", "--episodes", "5", *shown)
         local = ("--local", "--single-process", "--workers", "1", "-c", f"{FOLDER / file}.yaml")
         done = run(*local, *short, "--set", "server.port=0")
     assert done.returncode == 0, done.stderr

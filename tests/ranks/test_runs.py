@@ -12,6 +12,8 @@ import pytest
 
 from tests.command_line import Start, announced, records, starting
 from tests.waiting import until
+from tmrl_core.config.endpoints import Endpoint
+from tmrl_core.local.supervision import spread_name
 from tmrl_core.training.checkpoints.checked_files import read_file
 from tmrl_core.training.checkpoints.checkpoint_store import CheckpointStore
 from tmrl_core.training.checkpoints.manifest import read_manifest
@@ -63,12 +65,31 @@ class Fleet:
 
     def __init__(self, start: Start) -> None:
         self._start = start
-        servers = [start("--server", "--announce", "--set", "server.port=0") for _ in range(2)]
-        self.ports = [announced(server) for server in servers]
-        listed = ", ".join(f'"127.0.0.1:{port}"' for port in self.ports)
-        self.at = ("--set", f"server.endpoints=[{listed}]")
+        self.ports: list[int] = []
+        self.servers = 2
         # As many names as it takes for two workers of each Server; they differ, because the ports do.
         self.workers = [start("--worker", *self.at, "--set", f"worker.name=w{number}") for number in range(6)]
+
+    @property
+    def servers(self) -> int:
+        """Number of Servers that are listed. A number that grows starts more."""
+        return self._servers
+
+    @servers.setter
+    def servers(self, number: int) -> None:
+        self._servers = number
+        while len(self.ports) < number:
+            self.ports.append(announced(self._start("--server", "--announce", "--set", "server.port=0")))
+
+    @property
+    def at(self) -> tuple[str, str]:
+        listed = ", ".join(f'"127.0.0.1:{port}"' for port in self.ports[: self.servers])
+        return "--set", f"server.endpoints=[{listed}]"
+
+    def work(self, *names: str) -> None:
+        """Start more workers."""
+        for name in names:
+            self.workers.append(self._start("--worker", *self.at, "--set", f"worker.name={name}"))
 
     def ranks(self, *more: str, size: int = 2) -> list[subprocess.Popen[str]]:
         """Start all ranks."""
@@ -83,10 +104,10 @@ def ended(processes: list[subprocess.Popen[str]], limit_s: float = 120) -> list[
     return [(process.wait(limit_s), process.stdout.read() if process.stdout else "") for process in processes]
 
 
-def states(folder: Path) -> list[tuple[int | None, bytes]]:
+def states(folder: Path, size: int = 2) -> list[tuple[int | None, bytes]]:
     """Updates and agent's numbers of the latest checkpoint of each rank."""
     found = []
-    for rank in range(2):
+    for rank in range(size):
         root = folder / "runs" / "small" / "checkpoint" / f"rank-{rank}"
         latest = root / str(max(CheckpointStore(root).counters()))
         manifest = read_manifest(latest)
@@ -100,6 +121,7 @@ def test_ranks_train_together_and_rank_0_writes_the_records(start: Start, tmp_pa
     fleet = Fleet(start)
     for status, out in ended(fleet.ranks()):
         assert status == 0, out
+        assert "is not used" not in out  # an incarnation, although both ranks have one credentials folder
     rows = records(tmp_path, "round")
     assert len(rows) in (8, 32)
     last = rows[-1].values
@@ -120,6 +142,7 @@ def test_a_killed_rank_ends_the_others_and_all_resume_from_one_update(start: Sta
     status, out = ended(ranks[:1], 40)[0]
     assert status == 1
     assert "RankLostError: the connection to another rank broke" in out
+    assert "learning_curve.png" not in out  # it delays the restart of all ranks
     common = set(updates_in(checkpoints / "rank-0")) & set(updates_in(checkpoints / "rank-1"))
     assert common
     ranks = fleet.ranks("--set", "checkpoint.every_s=1", "--set", "trainer.epochs=200")
@@ -137,6 +160,50 @@ def test_a_killed_rank_ends_the_others_and_all_resume_from_one_update(start: Sta
     status, out = ended([alone])[0]
     assert status == 1
     assert "holds the checkpoints of 2 processes that trained together, and this is one process" in out
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("start", [SAC], indirect=True)
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+def test_a_server_is_added_and_removed_with_its_rank(start: Start, tmp_path: Path, storage: str) -> None:
+    fleet = Fleet(start)
+    checkpoints = tmp_path / "runs" / "small" / "checkpoint"
+    more = ("--set", f"memory.storage={storage}", "--set", "trainer.epochs=200", "--set", "memory.batch_size=24")
+
+    def train(capacity: int) -> list[str]:
+        before = len(records(tmp_path, "round"))
+        ranks = fleet.ranks(*more, "--set", f"memory.capacity={capacity}", size=fleet.servers)
+        until(lambda: len(records(tmp_path, "round")) >= before + 6, *ranks, limit_s=200)
+        ranks[0].send_signal(signal.SIGTERM)
+        found = ended(ranks)
+        assert [status for status, _ in found] == [0] * len(ranks), found
+        return [out for _, out in found]
+
+    train(20_000)
+    done = max(updates_in(checkpoints / "rank-1"))
+    fleet.servers = 3
+    endpoints = [Endpoint("127.0.0.1", port) for port in fleet.ports]
+    fleet.work(*(spread_name(f"late{number}", number, endpoints) for number in range(3)))
+    # The capacity of a memory that exists cannot change.
+    assert "With 3 ranks, set memory.capacity to 30000" in ended(fleet.ranks(*more, size=3))[0][1]
+    outs = train(30_000)
+    assert all(f"all ranks resume from update {done}" in out for out in outs)
+    assert "rank 2 is new: it begins with the networks of rank 0 and no sample" in outs[2]
+    assert "the run had 2 ranks and has 3 now, with" in outs[0]
+    assert parts_of(checkpoints) == 3
+    updates = [one for one, _ in states(tmp_path, 3)]
+    assert updates[0] is not None
+    assert updates[0] > done
+    assert len(set(updates)) == 1
+    fleet.servers = 2
+    outs = train(20_000)
+    manifest = read_manifest(checkpoints / "rank-2" / str(max(CheckpointStore(checkpoints / "rank-2").counters())))
+    assert f"rank 2 is left out, with the {manifest.samples} samples that it had received" in outs[0]
+    assert parts_of(checkpoints) == 2
+    # It has been away: what it holds is of an earlier update.
+    fleet.servers = 3
+    assert "rank 2 is new, and" in ended(fleet.ranks(*more, size=3))[0][1]
 
 
 @pytest.mark.full

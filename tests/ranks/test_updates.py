@@ -71,8 +71,9 @@ def noise(monkeypatch: pytest.MonkeyPatch) -> dict[int, Callable[..., Tensor]]:
     return of_thread
 
 
-@pytest.mark.parametrize("kind", ["sac", "ppo"])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("kind", "size"), [("sac", 2), ("sac", 4), ("crossq", 2), ("crossq", 4), ("flashsac", 2), ("ppo", 2), ("ppo", 4)]
+)
 def test_ranks_learn_as_one_process(kind: str, size: int, noise: dict[int, Callable[..., Tensor]]) -> None:
     lock = threading.Lock()
 

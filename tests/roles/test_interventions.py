@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,12 @@ class Every(InterventionSource):
 
     def close(self) -> None:
         CLOSED.append("every")
+
+
+class Pad(Every):
+    """A device that one worker can have."""
+
+    device = "gamepad 7"
 
 
 def broken() -> None:
@@ -100,3 +108,18 @@ def test_the_trainer_keeps_interventions_in_a_memory_of_their_own() -> None:
     assert isinstance(memory, MixedMemory)
     assert isinstance(memory.interventions, InterventionMemory)
     assert (memory.interventions.n_step, memory.interventions.batch_size, memory.recorded_sessions) == (2, 128, None)
+
+
+def test_a_device_is_one_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMRL_CORE_HOME", str(tmp_path))
+    pad = {"cls": f"{__name__}:Pad", "kwargs": {"value": 0.5}}
+    with worker(pad):
+        CLOSED.clear()
+        refused = rf"interventions: gamepad 7 is in use by process {os.getpid()} .*One worker .*interventions=null"
+        with pytest.raises(ConfigError, match=refused), worker(pad):
+            pass
+        assert CLOSED == ["every"]
+        with worker({**pad, "cls": f"{__name__}:Every"}):
+            pass
+    with worker(pad):
+        pass

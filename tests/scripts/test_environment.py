@@ -362,6 +362,7 @@ def test_a_changed_file_is_refused_with_its_hash_and_advice(packages: Packages) 
     assert "scripts/pins.py --update" in message
 
 
+@pytest.mark.full
 def test_pip_install_of_the_checkout_by_hand_is_repaired(packages: Packages) -> None:
     make_wheel(packages.folder, "torch", "2.13.0+cpu")
     packages.installed()

@@ -56,7 +56,7 @@ ALGORITHM = "models optimizers rng updates"
 STATES = {
     "discrete_sac": (1, f"{OFF_POLICY} first_action {ENTROPY}"),
     "dqn": (1, DQN),
-    "frame_stack_replay": (1, f"{REPLAY} frame_stack shape leaves frames"),
+    "frame_stack_replay": (2, f"{REPLAY} frame_stack shape leaves frames"),
     "generic_torch_memory": (1, f"{STATISTICS} data generator first_number transitions previous last_rows"),
     "lockstep": (1, f"{LOOP} rounds_done redistributed"),
     "multiagent_a2c": (1, ALGORITHM),

@@ -46,6 +46,9 @@ class InterventionSource(ABC):
     All methods are called in the thread that steps, between two steps, and must return at once.
     """
 
+    device: str = ""
+    """Name of the device, which one worker of this machine can have at a time; empty: there is none."""
+
     @abstractmethod
     def poll(self, obs: Any) -> Any:
         """Return the action to execute in place of the policy's; None: the policy acts.

@@ -18,7 +18,7 @@ from tmrl_core.doctor import Step, examine
 from tmrl_core.errors import ConfigError, TmrlError
 
 EPILOG = """\
-Run it on a worker's or the trainer's machine. It does not disturb a run in progress.
+Run it on the machine of a worker, a trainer or an operator. It does not disturb a run in progress.
 It imports only tmrl_core's own code; other names in the configuration are searched for, not imported.
 Exit status: 0 if all checks pass, 1 if one fails.
 """
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of a command line with `--doctor`."""
     made = argparse.ArgumentParser(
         prog="python -m tmrl_core --doctor",
-        description="Check step by step that a worker or trainer on this machine can work with the Server.",
+        description="Check step by step that a worker, trainer or operator on this machine can work with the Server.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[common_options()],
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--doctor", action="store_true", help=argparse.SUPPRESS)
     made.add_argument(
         "--role",
-        choices=["worker", "trainer"],
+        choices=["worker", "trainer", "operator"],
         help="role to check (default: the role of the credentials on this machine)",
     )
     made.add_argument(

@@ -47,7 +47,7 @@ from tmrl_core.config import Config, find_config_file, load, use
 from tmrl_core.config.loading import expanded
 from tmrl_core.config.room_sections import config_type, kind_of_run, room_sections
 from tmrl_core.config.sections import NAMES_OF, RoomSection
-from tmrl_core.errors import ConfigError, TmrlError
+from tmrl_core.errors import ConfigError, RankLostError, TmrlError
 from tmrl_core.roles.call_watch import CallWatch
 from tmrl_core.roles.command import Command
 from tmrl_core.roles.kinds_of_run import parts_of
@@ -615,15 +615,19 @@ def trainer(config: Config, options: argparse.Namespace, shutdown: ShutdownSigna
         roles.ensure_credentials(config)
     load_torch()
     made = roles.make_trainer(config)
+    drawn = True
     try:
         shutdown.calls(made.stop)
         shutdown.calls_for_checkpoint(made.checkpoint)
         display = TrainerDisplay(config, lambda: made.interface.link.connected if made.interface else None)
         with Screen(display) if made.leads else contextlib.nullcontext():
             roles.run_trainer(made, config)
+    except RankLostError:
+        drawn = False  # the launcher waits for this rank's end and starts all again
+        raise
     finally:
         made.close()
-        if made.leads:
+        if made.leads and drawn:
             draw_curve(config)
     return 0
 

@@ -148,6 +148,18 @@ def contradictions(config: Config) -> Iterator[str]:
             f"worker.interventions: a person takes over one environment, and worker.envs is {worker.envs}; set "
             "worker.envs: 1 and start more workers (--workers), or leave interventions out"
         )
+    if worker.images is not None:
+        for key, value in (
+            ("worker.envs", worker.envs if worker.envs > 1 else None),
+            ("worker.obs_preprocessor", worker.obs_preprocessor),
+            ("worker.sample_compressor", worker.sample_compressor),
+            *((section.key, "a section") for section in [kind_of_run(config)] if section is not None),
+        ):
+            if value is not None:
+                yield (
+                    f"worker.images: found with {key}: {value}; allowed: one environment, whose observations nothing "
+                    "else changes. Leave one of the two out"
+                )
     if worker.when_full == "drop_oldest" and worker.collection == "lockstep":
         yield "worker.when_full: drop_oldest would drop requested samples in lockstep; use block or auto"
     yield from endpoint_problems(config)

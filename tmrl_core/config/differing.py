@@ -1,4 +1,4 @@
-"""Settings of a configuration that differ from the defaults."""
+"""Settings of a configuration as text: those that differ from the defaults, and all of them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,19 @@ def differing(config: Config) -> dict[str, str]:
     return dict(_differences("", _plain(convert({}, "the defaults")), _plain(config)))
 
 
+def every_setting(config: Config) -> dict[str, str]:
+    """Return all settings as text by their keys, in the order of the sections."""
+    return dict(_settings("", _plain(config)))
+
+
+def _settings(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for name, one in value.items():
+            yield from _settings(f"{key}.{name}" if key else name, one)
+    else:
+        yield key, _text(value)
+
+
 def _plain(config: Config) -> Any:
     return msgspec.json.decode(msgspec.json.encode(config, enc_hook=str))
 
@@ -30,5 +43,9 @@ def _differences(key: str, default: Any, value: Any) -> Iterator[tuple[str, str]
         for name, one in value.items():
             yield from _differences(f"{key}.{name}" if key else name, known.get(name), one)
     elif value != default:
-        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        yield key, text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."
+        yield key, _text(value)
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."

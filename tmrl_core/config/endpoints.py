@@ -8,27 +8,23 @@
 # between the others; one that is removed gives away its own workers only. A ring with virtual nodes would do the same
 # with more state and less balance.
 #
-# The choice is made once, when a worker starts. A worker whose Server is down waits with its spool and never chooses
-# again: its stream of samples may be half committed by the trainer behind that Server, and the other trainers do not
-# know its offset, so they would store the same samples twice.
+# The choice is made once, when a worker starts (networking/spools/own_server.py). A worker whose Server is down waits
+# with its spool and never chooses again: its stream of samples may be half committed by the trainer behind that Server,
+# and the other trainers do not know its offset, so they would store the same samples twice.
 #
 # Example: 3 endpoints, 9,000 workers: about 3,000 each. With a fourth, about 2,250 move to it and none moves elsewhere.
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from tmrl_core.config.sections import Config
 from tmrl_core.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 _FORM = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^\[\]:\s/]+)):(?P<port>\d{1,5})")
 
@@ -68,22 +64,9 @@ def endpoints_of(config: Config) -> list[Endpoint]:
     return list(map(endpoint_of, server.endpoints)) or [Endpoint(server.host, server.tcp_port)]
 
 
-def _folder_of(endpoint: Endpoint) -> str:
+def spool_folder_of(endpoint: Endpoint) -> str:
+    """Return the name of the folder with the spool of a Server's workers."""
     return f"{endpoint.host.replace(':', '-').replace('%', '-')}_{endpoint.port}"  # also a name on Windows
-
-
-def left_behind(spool: Path, endpoints: Sequence[Endpoint]) -> dict[str, int]:
-    """Return the bytes of samples in a folder of spools that wait for other Servers than these, by folder."""
-    known = set(map(_folder_of, endpoints))
-    found: dict[str, int] = {}
-    try:
-        for folder in sorted(spool.iterdir()):
-            if folder.is_dir() and folder.name not in known:
-                size = sum(file.stat().st_size for file in folder.rglob("*.seg"))
-                found |= {folder.name: size} if size else {}
-    except OSError:  # there is no folder yet, or another worker has delivered and removed a file
-        pass
-    return found
 
 
 def at_endpoint(config: Config, endpoint: Endpoint) -> Config:
@@ -91,7 +74,7 @@ def at_endpoint(config: Config, endpoint: Endpoint) -> Config:
 
     A worker's spool is that Server's own: what one Server's trainer has committed in part must not reach another's.
     """
-    spool = config.worker_spool_path / _folder_of(endpoint)
+    spool = config.worker_spool_path / spool_folder_of(endpoint)
     changed: Config = msgspec.structs.replace(
         config,
         server=msgspec.structs.replace(config.server, host=endpoint.host, port=endpoint.port, endpoints=()),
@@ -114,39 +97,6 @@ def only_endpoint(config: Config) -> Endpoint:
             "Server here"
         )
     return found[0]
-
-
-def at_first_server(config: Config) -> Config:
-    """Return the configuration of a client of the first Server, whose trainer writes the records of the run.
-
-    Raises:
-        ConfigError: an endpoint has another form.
-    """
-    return at_endpoint(config, endpoints_of(config)[0]) if config.server.endpoints else config
-
-
-def at_own_server(config: Config, name: str) -> Config:
-    """Return the configuration of the worker with this name: with several Servers, at the one that it belongs to.
-
-    Raises:
-        ConfigError: an endpoint has another form.
-    """
-    if not config.server.endpoints:
-        return config
-    servers = endpoints_of(config)
-    own = chosen_endpoint(name, servers)
-    left = left_behind(config.worker_spool_path, servers)
-    if left:
-        logger.warning(
-            "%d bytes of samples in %s wait for a Server that server.endpoints does not list (%s): to deliver them, "
-            "start a worker here with that Server as the only one in the list",
-            sum(left.values()),
-            config.worker_spool_path,
-            ", ".join(list(left)[:3]) + (" and more" if len(left) > 3 else ""),
-        )
-    if len(config.server.endpoints) > 1:
-        logger.info("worker %s belongs to the Server %s, of %d", name, own, len(config.server.endpoints))
-    return at_endpoint(config, own)
 
 
 def endpoint_problems(config: Config) -> Iterator[str]:

@@ -27,6 +27,7 @@ PositiveSeconds = Annotated[float, Meta(gt=0)]
 Ratio = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Text = Annotated[str, Meta(min_length=1)]
+Side = Annotated[int, Meta(ge=16, le=4096)]
 Kwargs = dict[str, Any]
 NAMES_OF = "names_of"
 """Extra information about a key whose values are names of this kind, see `tmrl_core.rooms`."""
@@ -154,6 +155,24 @@ class InterventionsSection(Section, frozen=True, kw_only=True):
     success_reward: Annotated[float, doc("Reward of the step that the person marks as a success.")] = 1.0
 
 
+class ImagesSection(Section, frozen=True, kw_only=True):
+    """Images of observations, resized and encoded at the worker (extra `images`)."""
+
+    size: Annotated[
+        # Not `tuple[Side, Side]`: a garbage collection while msgspec 0.22 describes it ends the process.
+        Side | Annotated[tuple[Side, ...], Meta(min_length=2, max_length=2)] | None,
+        doc(
+            "Height and width in pixels to which larger images are reduced: one number for both, or [height, width]. "
+            "It changes the observation space, of the policy too, so the trainer's file must have it as well. null: as "
+            "the environment returns them."
+        ),
+    ] = None
+    quality: Annotated[
+        Annotated[int, Meta(ge=1, le=100)] | Literal["lossless"],
+        doc("1 to 100: JPEG of this quality. lossless: PNG."),
+    ] = 75
+
+
 class WorkerSection(Section, frozen=True, kw_only=True):
     """RolloutWorkers: collection, storage and waiting."""
 
@@ -275,6 +294,16 @@ class WorkerSection(Section, frozen=True, kw_only=True):
     ] = None
     obs_preprocessor: Annotated[
         Reference | None, doc("Callable applied to each observation, before the policy and the compressor.")
+    ] = None
+    images: Annotated[
+        ImagesSection | None,
+        doc(
+            "Thin links: images of the observation are resized and encoded once, and are sent, spooled and recorded as "
+            "JPEG or PNG files. The policy acts on the decoded image of the same file, so what is stored is what it "
+            "saw. Images are uint8 with the bounds 0 and 255 and a shape [height, width], with 1 or 3 channels, or "
+            "frames of these. The trainer's file must have this section too. For one environment (`envs: 1`) without "
+            "`obs_preprocessor` and `sample_compressor`. null: pixels."
+        ),
     ] = None
     crc_debug: Annotated[
         bool, doc("Send the original transition with each sample, for the memory to compare with its rebuilt one.")

@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,6 +38,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tmrl_core.dashboard.feed import Feed
+from tmrl_core.dashboard.pictures import Pictures
 from tmrl_core.dashboard.settings import DashboardSection
 from tmrl_core.dashboard.source import Source
 from tmrl_core.errors import TmrlError
@@ -53,10 +55,12 @@ _FILES = {
     "login.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
+_PICTURES = {"camera": "image/jpeg", "video": "video/mp4"}
 _MOST_BYTES = 4096
 """Maximum size of the body of a request."""
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "media-src blob:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",  # with no-referrer, browsers send a form's Origin as null
@@ -70,6 +74,7 @@ Links = Callable[[], Awaitable[Sequence[Link]]]
 def make_app(
     source: Source,
     feed: Feed,
+    pictures: Pictures,
     settings: DashboardSection,
     *,
     token: str,
@@ -81,12 +86,13 @@ def make_app(
     Args:
         source: receives orders.
         feed: makes the events.
+        pictures: videos and camera pictures.
         settings: names, login, limits.
         token: of the login.
         about: facts that do not change, which the page shows.
         links: returns links to other pages.
     """
-    pages = _Pages(source, feed, settings, token, about, links)
+    pages = _Pages(source, feed, pictures, settings, token, about, links)
     app = Starlette(
         routes=[
             Route("/", pages.page),
@@ -96,6 +102,7 @@ def make_app(
             Route("/events", pages.events),
             Route("/about", pages.about),
             Route("/orders", pages.order, methods=["POST"]),
+            Route("/pictures/{kind}", pages.picture),
             *(Route(f"/{name}", _file(name, kind)) for name, kind in _FILES.items()),
         ],
         middleware=[Middleware(_Entrance, names=HostNames((settings.host, *settings.hosts)))],
@@ -124,6 +131,7 @@ class _Pages:
         self,
         source: Source,
         feed: Feed,
+        pictures: Pictures,
         settings: DashboardSection,
         token: str,
         about: dict[str, Any],
@@ -131,6 +139,7 @@ class _Pages:
     ) -> None:
         self._source = source
         self._feed = feed
+        self._pictures = pictures
         self._settings = settings
         self._about = about
         self._links = links
@@ -195,9 +204,22 @@ class _Pages:
                 "`python -m tmrl_core --credentials bundle operator` makes where the CA's key is",
             )
         try:
-            return JSONResponse({"id": await asyncio.to_thread(self._source.order, order)}, 202)
+            number = await asyncio.to_thread(self._source.order, order)
+            self._pictures.ordered(order)
+            return JSONResponse({"id": number}, 202)
         except TmrlError as exc:
             raise HTTPException(409, str(exc)) from exc
+
+    async def picture(self, request: Request) -> Response:
+        """A picture of a worker, or of the run's folder: the latest, whatever the address says besides."""
+        self._check(request)
+        kind, worker = request.path_params["kind"], request.query_params.get("worker", "")
+        content = await asyncio.to_thread(self._pictures.content, worker, kind)
+        if not content or kind not in _PICTURES:
+            raise HTTPException(404, "there is no such picture")
+        with contextlib.suppress(TmrlError):  # it is looked at all the same
+            await asyncio.to_thread(self._pictures.repeat, worker, kind)
+        return Response(content, media_type=_PICTURES[kind])
 
     async def login_page(self, request: Request) -> Response:
         """A form for the token."""

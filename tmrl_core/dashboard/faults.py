@@ -19,7 +19,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,6 +52,8 @@ class Seen:
         status: of the Server.
         recorded: True: the source is the folder of a run, so nothing is linked.
         command: words after `python -m tmrl_core --ROLE` that give other roles this configuration.
+        place: address of the Server, of several.
+        others: the other Servers of the run.
     """
 
     state: str = CONNECTED
@@ -60,6 +62,8 @@ class Seen:
     status: ServerStatus | None = None
     recorded: bool = False
     command: str = "-c FILE"
+    place: str = ""
+    others: Sequence[Seen] = ()
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -79,7 +83,14 @@ class Fault(msgspec.Struct, frozen=True):
 def faults(seen: Seen) -> list[Fault]:
     """Return the faults of a run, the worst first."""
     order = {"bad": 0, "warn": 1, "note": 2}
-    return sorted(_faults(seen), key=lambda fault: order[fault.level])
+    found = list(_faults(seen))
+    known = {fault.text for fault in found}
+    for other in seen.others:
+        # The first one says what is true of the whole run.
+        found += [
+            Fault(one.level, f"{other.place}: {one.text}", one.step) for one in _faults(other) if one.text not in known
+        ]
+    return sorted(found, key=lambda fault: order[fault.level])
 
 
 def _faults(seen: Seen) -> Iterator[Fault]:

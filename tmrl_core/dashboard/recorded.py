@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tmrl_core.config import load
+from tmrl_core.config.differing import every_setting
 from tmrl_core.dashboard.source import CONNECTED
-from tmrl_core.errors import ConfigError
+from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.latest import LatestSink
 from tmrl_core.metrics.reading import RecordReader
 from tmrl_core.metrics.records import MetricRecord
+from tmrl_core.networking.protocol.pictures import Kind, Picture
 from tmrl_core.networking.protocol.status import ServerStatus
 from tmrl_core.networking.protocol.telemetry import (
     History,
@@ -54,6 +58,10 @@ class RecordedRun:
         self._sink = LatestSink()
         self._last: MetricRecord | None = None
         self._run = folder.name
+        self._settings: dict[str, str] = {}
+        if (settings := folder / "config.yaml").is_file():
+            with contextlib.suppress(TmrlError):  # of another version: curves are shown all the same
+                self._settings = every_setting(load(settings))
         self._version = (0, 0)
         self._env_steps = 0
         self._lack = ""
@@ -64,6 +72,7 @@ class RecordedRun:
         self.scene: Scene | None = None
         self.history: History | None = None
         self.status: ServerStatus | None = None
+        self.pictures: Mapping[tuple[str, Kind], Picture] = {}
         self.may_order = False
         self.state = CONNECTED
         self._look()
@@ -98,7 +107,11 @@ class RecordedRun:
             self.scene = self._scene(last)
         if records:
             curves = self._sink.curves()
-            self.history = History(run=self._run, series={name: tuple(points) for name, points in curves.items()})
+            self.history = History(
+                run=self._run,
+                series={name: tuple(points) for name, points in curves.items()},
+                settings=self._settings,
+            )
         self._show_state(CONNECTED)
 
     def _show_state(self, state: str) -> None:

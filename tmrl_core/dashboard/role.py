@@ -21,7 +21,7 @@ def run(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -
     if folder is not None and (folder / "config.yaml").is_file():
         given = folder / "config.yaml"  # the run's own, which its trainer has written
     command = f"-c {given}" if given else ""
-    with Dashboard(config, source_of(config, folder), command=command, recorded=folder is not None) as made:
+    with Dashboard(config, source_of(config, folder), command=command, folder=folder) as made:
         if options.announce:
             print(json.dumps({"port": made.port}), flush=True)
         while not (shutdown.wait(0.5) or made.wait(0)):
@@ -40,15 +40,23 @@ def source_of(config: Config, folder: Path | None) -> Source:
         from tmrl_core.dashboard.recorded import RecordedRun
 
         return RecordedRun(folder)
-    from tmrl_core.config.endpoints import at_first_server
+    from tmrl_core.config.endpoints import at_endpoint, endpoints_of
+    from tmrl_core.dashboard.several import SeveralServers
     from tmrl_core.networking.links.viewer_link import ViewerLink
     from tmrl_core.networking.transports.selection import link_settings
     from tmrl_core.roles import from_config as roles
 
     roles.ensure_credentials(config)
-    link = ViewerLink(link_settings(at_first_server(config)), config.run.name, name="the live page")
-    link.start()
-    return link
+
+    def linked(at: Config) -> ViewerLink:
+        link = ViewerLink(link_settings(at), config.run.name, name="the live page")
+        link.start()
+        return link
+
+    if not config.server.endpoints:
+        return linked(config)
+    links: dict[str, Source] = {str(one): linked(at_endpoint(config, one)) for one in endpoints_of(config)}
+    return SeveralServers(links) if len(links) > 1 else next(iter(links.values()))
 
 
 def options(parser: argparse.ArgumentParser) -> None:

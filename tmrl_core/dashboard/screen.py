@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
 
 from tmrl_core.dashboard.faults import SILENT_S, Fault, Seen, faults
+from tmrl_core.dashboard.pictures import Shown
 from tmrl_core.dashboard.source import CONNECTED
 from tmrl_core.dashboard.verdict import Verdict, verdict
 from tmrl_core.metrics.text import bytes_text, clock_text
@@ -15,6 +17,9 @@ from tmrl_core.networking.protocol.status import PeerStatus, ServerStatus
 from tmrl_core.networking.protocol.telemetry import History, Scene, WorkerScene
 
 Level = Literal["good", "note", "warn", "bad", "off"]
+
+
+_ORDER: dict[Level, int] = {"bad": 0, "warn": 1, "off": 2, "note": 3, "good": 4}
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -52,6 +57,7 @@ class Screen(msgspec.Struct, frozen=True):
         parts, workers: is everything alive.
         faults: what is wrong.
         may_order: True: buttons are shown.
+        pictures: videos and camera pictures that can be had.
         scene: the rest, without what stands elsewhere; None: nothing is known.
     """
 
@@ -63,10 +69,11 @@ class Screen(msgspec.Struct, frozen=True):
     workers: list[Row]
     faults: list[Fault]
     may_order: bool
+    pictures: list[Shown]
     scene: Scene | None
 
 
-def screen(seen: Seen, history: History | None, *, may_order: bool) -> Screen:
+def screen(seen: Seen, history: History | None, pictures: Sequence[Shown] = (), *, may_order: bool) -> Screen:
     """Return the content of the page."""
     scene = seen.scene
     return Screen(
@@ -74,18 +81,20 @@ def screen(seen: Seen, history: History | None, *, may_order: bool) -> Screen:
         recorded=seen.recorded,
         scene_age_s=round(seen.scene_age_s, 1),
         verdict=verdict(scene, history),
-        parts=[_records(seen)] if seen.recorded else _parts(seen),
-        workers=_rows(seen),
+        parts=[_records(seen)] if seen.recorded else _all_parts(seen),
+        workers=_by_level([row for one in (seen, *seen.others) for row in _rows(one)]),
         faults=faults(seen),
         may_order=may_order and scene is not None and scene.takes_orders,
+        pictures=list(pictures),
         scene=None if scene is None else msgspec.structs.replace(scene, workers=()),
     )
 
 
 def curves(history: History) -> dict[str, Any]:
-    """Return the curves as columns with five significant digits, which is more than a screen has."""
+    """Return all settings, and the curves as columns with five significant digits, which is more than a screen has."""
     return {
         "run": history.run,
+        "settings": history.settings,
         "series": {
             name: {
                 "steps": [steps for steps, _, _ in points],
@@ -99,6 +108,30 @@ def curves(history: History) -> dict[str, Any]:
 
 def _short(value: float) -> float:
     return float(f"{value:.5g}")
+
+
+def _all_parts(seen: Seen) -> list[Part]:
+    parts = _parts(seen)
+    if not seen.others:
+        return parts
+    each = [parts, *map(_parts, seen.others)]
+    return [_together(f"{kind}s", [one[at] for one in each]) for at, kind in enumerate(("Server", "Trainer"))] + [
+        _workers_together([seen, *seen.others])
+    ]
+
+
+def _together(name: str, parts: Sequence[Part]) -> Part:
+    """Return the part of several Servers: the worst level, and how many are well."""
+    worst = min(parts, key=lambda part: _ORDER[part.level])
+    well = sum(part.level == "good" for part in parts)
+    return Part(name, worst.level, f"{well} of {len(parts)} in order; {parts[0].text}")
+
+
+def _workers_together(seen: Sequence[Seen]) -> Part:
+    rows = [row for one in seen for row in _rows(one)]
+    well = sum(row.level in ("good", "note") for row in rows)
+    level: Level = "bad" if not rows else "good" if well == len(rows) else "warn"
+    return Part("Workers", level, f"{well} of {len(rows)} in order" if rows else "none is linked")
 
 
 def _parts(seen: Seen) -> list[Part]:
@@ -151,15 +184,18 @@ def _server_text(status: ServerStatus) -> str:
 
 
 def _rows(seen: Seen) -> list[Row]:
-    """Return the workers, the worst first."""
     told = seen.scene.workers if seen.scene is not None else ()
     trainer = seen.status is None or seen.status.trainer
     rows = [_row(worker, seen) for worker in told] if trainer else []
     known = {row.name for row in rows}
     peers = seen.status.peers if seen.status is not None else ()
     rows += [_row_of_peer(peer) for peer in peers if peer.role == "worker" and peer.name not in known]
-    order = {"bad": 0, "warn": 1, "off": 2, "note": 3, "good": 4}
-    return sorted(rows, key=lambda row: order[row.level])
+    return rows
+
+
+def _by_level(rows: list[Row]) -> list[Row]:
+    """Return the workers, the worst first."""
+    return sorted(rows, key=lambda row: _ORDER[row.level])
 
 
 def _row(worker: WorkerScene, seen: Seen) -> Row:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
+from tmrl_core.networking.protocol.pictures import Kind, Picture
 from tmrl_core.networking.protocol.status import ServerStatus
 from tmrl_core.networking.protocol.telemetry import History, Order, Scene
 
@@ -25,6 +27,10 @@ class Source(Protocol):
     @property
     def status(self) -> ServerStatus | None:
         """Status of the Server; None: there is none."""
+
+    @property
+    def pictures(self) -> Mapping[tuple[str, Kind], Picture]:
+        """Latest pictures of workers, by label and kind."""
 
     @property
     def state(self) -> str:

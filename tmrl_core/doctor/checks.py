@@ -2,11 +2,11 @@
 
 # Theory of operation
 #
-# The diagnosis answers one question: what does a worker or trainer of this machine lack in order to work with the
-# Server? It takes the steps that the role itself would take, in the same order (configuration, code, credentials, name,
-# port, TLS, certificate, admission, version, clock, speed), one at a time and with plain sockets, so that the first one
-# that fails is named with its remedy. Later steps that depend on it are "skipped" with the reason, and not "failed":
-# one fault must not look like five.
+# The diagnosis answers one question: what does a worker, trainer or operator of this machine lack in order to work with
+# the Server? It takes the steps that the role itself would take, in the same order (configuration, code, credentials,
+# name, port, TLS, certificate, admission, version, clock, speed), one at a time and with plain sockets, so that the
+# first one that fails is named with its remedy. Later steps that depend on it are "skipped" with the reason, and not
+# "failed": one fault must not look like five.
 #
 # It must be safe to run anywhere and at any time. Only tmrl_core's own code is imported, because the configuration may
 # be another user's; other names are only searched for. The Server admits a probe without giving it a place of a worker,
@@ -40,7 +40,7 @@ from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.added_files import room_of_certificate
 from tmrl_core.networking.security.certificates import CertificateFacts, read_facts
 from tmrl_core.networking.security.handshakes import explain
-from tmrl_core.networking.security.tls_contexts import ClientRole
+from tmrl_core.networking.security.tls_contexts import CertifiedRole
 from tmrl_core.networking.transports.base import Transport, TransportKind
 from tmrl_core.networking.transports.selection import (
     LinkSettings,
@@ -85,13 +85,13 @@ def examine(
     *,
     source: str,
     folders: Sequence[Path] = (),
-    role: ClientRole | None = None,
+    role: CertifiedRole | None = None,
     timeout_s: float = 5.0,
     measure_s: float = 2.0,
     versions: tuple[int, ...] = SUPPORTED_VERSIONS,
     wall_clock: Callable[[], float] = time.time,
 ) -> Iterator[Step]:
-    """Run all checks in the order in which a worker or trainer of this configuration depends on them.
+    """Run all checks in the order in which a worker, trainer or operator of this configuration depends on them.
 
     Args:
         load: loads the configuration.
@@ -139,7 +139,7 @@ def examine(
     else:
         try:
             if kind.advice:
-                transport, words = kind.examined(settings, role, tls=not plaintext)
+                transport, words = kind.examined(settings, machine.link_role(role), tls=not plaintext)
             else:
                 words = machine.proof(folder, role, settings.token)
             yield Step("credentials", "ok", words)
@@ -170,7 +170,7 @@ class _Examiner:
     """Steps of the connection to the Server. After a failed step, the steps that depend on it are skipped."""
 
     config: Config
-    role: ClientRole
+    role: CertifiedRole
     settings: LinkSettings
     tls: bool
     kind: TransportKind
@@ -286,7 +286,9 @@ class _Examiner:
         assert self._sock is not None
         try:
             folder = credentials.find(self.config.network.credentials_dir)
-            context = credentials.client_context(folder, self.role, has_token=True)  # the token was checked before
+            context = credentials.client_context(
+                folder, machine.link_role(self.role), has_token=True
+            )  # the token was checked before
         except TmrlError as exc:
             raise from_text(str(exc), "Make new credentials, or a new bundle.") from exc
         try:
@@ -317,13 +319,15 @@ class _Examiner:
             assert self._sock is not None
             self._sock.close()
             try:
-                transport, token = client_transport(self.settings, self.role)
+                transport, token = client_transport(self.settings, machine.link_role(self.role))
                 self._conversation = Conversation(transport, self.host, self.settings.port, self.timeout_s)
                 self._conversation.dial()
             except TmrlError as exc:
                 raise from_text(str(exc), "Check the Server's log for the reason.") from exc
         before = self.wall_clock()
-        diagnosis = self._conversation.ask(Probe(self.versions, self.role, token, self.config.run.name))
+        diagnosis = self._conversation.ask(
+            Probe(self.versions, machine.link_role(self.role), token, self.config.run.name)
+        )
         self._asked_s = (before, self.wall_clock())
         return diagnosis
 
@@ -381,13 +385,16 @@ class _Examiner:
                     return Step(name, "ok", f"{said}; there is no trainer of run {run!r} to compare with")
                 found = f"{said} here, and the trainer of run {run!r} has proved nothing"
                 return Step(name, "failed", found, _SAME_MODE)
-            problem = card_problem(self.settings, run, diagnosis.card)
+            problem = card_problem(self.settings, run, diagnosis.card, self.role)
         except TmrlError as exc:
             text = from_text(str(exc), "See docs/security.md.")
             return Step(name, "failed", text.found, text.todo)
         if problem:
             return Step(name, "failed", f"the proof of the trainer is not valid: {problem}", _SAME_CA)
-        return Step(name, "ok", f"{said}; the trainer of run {run!r} has proved its identity")
+        proved = f"the trainer of run {run!r} has proved its identity"
+        if self.role == "operator" and mode == "encrypt":
+            proved += ". A viewer has no key of the run: it shows what the Server knows, and its orders are obeyed"
+        return Step(name, "ok", f"{said}; {proved}")
 
     def _clock(self, diagnosis: Diagnosis) -> Step:
         before, after = self._asked_s

@@ -15,12 +15,22 @@ from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.certificates import is_issued, read_facts
 from tmrl_core.networking.security.handshakes import BUNDLE, identity_of
 from tmrl_core.networking.security.secret_files import need, read_file
-from tmrl_core.networking.security.tls_contexts import ClientRole, read_bundle
+from tmrl_core.networking.security.tls_contexts import (
+    CERTIFIED_ROLES,
+    CertifiedRole,
+    ContextRole,
+    read_bundle,
+)
 
 _SOON_DAYS = 30
 
 
-def code(config: Config, role: ClientRole, folders: Sequence[Path] = ()) -> str:
+def link_role(role: CertifiedRole) -> ContextRole:
+    """Return the role in which the holder of a certificate connects."""
+    return "observer" if role == "operator" else role
+
+
+def code(config: Config, role: CertifiedRole, folders: Sequence[Path] = ()) -> str:
     """Check that the modules and names of the configuration exist for this role; only built-in ones are imported.
 
     Args:
@@ -35,6 +45,8 @@ def code(config: Config, role: ClientRole, folders: Sequence[Path] = ()) -> str:
     from tmrl_core.config.algorithms import policy_kwargs
     from tmrl_core.roles.devices import check_device
 
+    if role == "operator":
+        return "none is needed to watch a run"
     environment, worker, actor = config.environment, config.worker, config.actor
     named: list[tuple[str, Mapping[str, Any], str]] = [(environment.cls, environment.kwargs, "environment.cls")]
     if role == "worker":
@@ -68,17 +80,19 @@ def code(config: Config, role: ClientRole, folders: Sequence[Path] = ()) -> str:
     return f"{found}{f', {actor.cls}' if own_policy else ''} exist; only tmrl_core's own was imported"
 
 
-def role_of(folder: Path) -> ClientRole:
-    """Return the role of the credentials; `worker` if they are for both."""
+def role_of(folder: Path) -> CertifiedRole:
+    """Return the role of the credentials; of several, the first of worker, trainer and operator."""
     with contextlib.suppress(CredentialsError):
         if folder.is_file():
-            return "trainer" if read_bundle(folder).role == "trainer" else "worker"
-    if not folder.is_dir() or list(folder.glob("worker-*.pem")) or (folder / "worker.token").exists():
-        return "worker"
-    return "trainer" if list(folder.glob("trainer-*.pem")) or (folder / "trainer.token").exists() else "worker"
+            found = read_bundle(folder).role
+            return "worker" if found == "server" else found
+    roles = (
+        role for role in CERTIFIED_ROLES if list(folder.glob(f"{role}-*.pem")) or (folder / f"{role}.token").exists()
+    )
+    return next(roles, "worker")
 
 
-def proof(folder: Path, role: ClientRole, token: str | None) -> str:
+def proof(folder: Path, role: CertifiedRole, token: str | None) -> str:
     """Describe the proof of identity for the Server: a certificate of this role, a token, or both.
 
     Args:
@@ -92,9 +106,9 @@ def proof(folder: Path, role: ClientRole, token: str | None) -> str:
     now = datetime.now(timezone.utc)
     try:
         credentials.client_context(
-            folder, role, has_token=token is not None
+            folder, link_role(role), has_token=token is not None
         )  # raises every error that a role would raise
-        from_folder = credentials.token_for(folder, role)
+        from_folder = credentials.token_for(folder, link_role(role))
         ca, own = _certificates(folder, role)
         authority = read_facts(ca)
         facts = None if own is None else read_facts(own)
@@ -129,7 +143,7 @@ def proof(folder: Path, role: ClientRole, token: str | None) -> str:
     return f"certificate of {role} {name!r}, of the CA here, {left} days left{soon}"
 
 
-def _certificates(folder: Path, role: ClientRole) -> tuple[str, str | None]:
+def _certificates(folder: Path, role: CertifiedRole) -> tuple[str, str | None]:
     """Return the CA's certificate and the certificate that would be sent."""
     if folder.is_file():
         content = read_bundle(folder)

@@ -13,13 +13,13 @@ from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
 from tmrl_core.config import Config, environment_maker, find_credentials_folder, resolve_optional
 from tmrl_core.config.algorithms import policy_kwargs
-from tmrl_core.config.endpoints import at_own_server
 from tmrl_core.errors import ConfigError, MissingExtraError
 from tmrl_core.gateway.central import CentralAgent
 from tmrl_core.gateway.contracts import GatewayAgent
 from tmrl_core.gateway.settings import GatewayAgentSection, gateway_section
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.security.tls_contexts import client_name
+from tmrl_core.networking.spools.own_server import at_own_server
 from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.devices import check_device
 from tmrl_core.roles.labels import own_label
@@ -84,6 +84,11 @@ def check_central(config: Config) -> None:
         raise ConfigError(
             "worker.collection: synchronous lets workers wait for models, and clients of the gateway do not wait. Use "
             "asynchronous; trainer.max_training_steps_per_env_step limits the updates."
+        )
+    if config.worker.images is not None:
+        raise ConfigError(
+            "worker.images: workers encode the images of their environment, and clients of the gateway send "
+            "observations as they are. Leave it out, or use workers."
         )
     if config.worker.max_env_steps_per_update is not None:
         logger.warning(

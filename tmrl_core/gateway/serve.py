@@ -18,21 +18,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Sequence
 from functools import partial
-from types import TracebackType
 
 from tmrl_core.config import Config, find_credentials_folder
-from tmrl_core.errors import MissingExtraError, NetworkError, TmrlError
+from tmrl_core.errors import MissingExtraError
 from tmrl_core.gateway.api_keys import ApiKeys, make_owner_token
 from tmrl_core.gateway.from_config import make_agents
 from tmrl_core.gateway.settings import gateway_section
-from tmrl_core.networking.transports.base import new_event_loop
 from tmrl_core.roles.server import raise_file_limit
 
 try:
@@ -44,6 +40,7 @@ try:
     from tmrl_core.gateway.owner import OwnerPages
     from tmrl_core.web.pages import running_pages
     from tmrl_core.web.server import WebServer
+    from tmrl_core.web.thread import WebThread
 except ModuleNotFoundError as exc:
     if exc.name is None or exc.name.startswith("tmrl_core"):
         raise
@@ -55,7 +52,7 @@ SPARE_CONNECTIONS = 1000
 """Maximum number of HTTP connections beyond one for each session."""
 
 
-class Gateway:
+class Gateway(WebThread):
     """A running gateway. It listens when the constructor returns, and serves in a thread of its own until `close`.
 
     Args:
@@ -68,7 +65,6 @@ class Gateway:
         NetworkError: the port cannot be had.
 
     Attributes:
-        port: that it listens on.
         agents: of the gateway.
         sessions: the client sessions.
     """
@@ -78,11 +74,7 @@ class Gateway:
         section = gateway_section(config)
         folder = find_credentials_folder(config)
         self._keys = ApiKeys(folder)
-        self._web = WebServer("gateway", section.host, section.port, folder)
-        self.port = self._web.port
-        self._ended = threading.Event()
-        self._ready = threading.Event()
-        self._failure: BaseException | None = None
+        super().__init__(WebServer("gateway", section.host, section.port, folder), "gateway")
         try:
             owner_token = make_owner_token(folder)
             self._episodes = EpisodeFiles(config.run_folder / "gateway")
@@ -104,12 +96,8 @@ class Gateway:
         except BaseException:
             self._web.close_sockets()
             raise
-        self.url = self._web.url
         logger.info("the owner's pages are at %sowner/; their token is in %s", self.url, owner_token)
-        self._thread = threading.Thread(target=self._run, name="tmrl-gateway", daemon=True)
-        self._thread.start()
-        self._ready.wait()
-        self._raise_failure()
+        self._begin()
         without = sorted({agent.name for agent in self.agents} - self._keys.agents)
         if without:
             logger.warning(
@@ -118,27 +106,8 @@ class Gateway:
                 without[0],
             )
 
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _run(self) -> None:
-        raise_file_limit()
-        loop = new_event_loop()
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_until_complete(self._serve())
-        except BaseException as exc:
-            self._failure = exc if isinstance(exc, TmrlError) else NetworkError(f"the gateway failed: {exc!r}")
-            if not isinstance(exc, TmrlError):
-                logger.exception("the gateway failed")
-        finally:
-            self._ready.set()
-            self._ended.set()
-            asyncio.set_event_loop(None)
-            loop.close()
-
     async def _serve(self) -> None:
+        raise_file_limit()
         async with contextlib.AsyncExitStack() as ending:
             ending.callback(self._episodes.close)
             for agent in self.agents:
@@ -152,27 +121,3 @@ class Gateway:
             self._ready.set()
             # It never ends by itself: a failure is the gateway's, and what is left is sent and saved.
             await self._web.wait()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the gateway has ended; return False after the timeout.
-
-        Raises:
-            TmrlError: it ended because something failed.
-        """
-        ended = self._ended.wait(timeout_s)
-        if ended:
-            self._raise_failure()
-        return ended
-
-    def close(self) -> None:
-        """End all sessions, send and save what is left, and stop. From any thread, more than once."""
-        self._web.stop()
-        self._ended.wait()
-
-    def __enter__(self) -> Gateway:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

@@ -111,7 +111,9 @@ ROUND_TIME: Final = _name("time/round_time", "duration of the round, in seconds"
 IDLE_TIME: Final = _name("time/idle_time", "seconds of the round in which training waited for samples", row="idle_time")
 SAMPLING_DURATION: Final = _name("time/sampling_duration", "mean seconds to sample one batch", row="sampling_duration")
 TRAINING_STEP_DURATION: Final = _name(
-    "time/training_step_duration", "mean duration of one update, in seconds", row="training_step_duration"
+    "time/training_step_duration",
+    "mean duration of one update, in seconds; on CUDA, where the processor does not wait, of its launch",
+    row="training_step_duration",
 )
 SAMPLES_PER_S: Final = _name("time/fps", "environment steps received per second", row="samples_per_s")
 UPDATES_PER_S: Final = _name("time/updates_per_s", "updates per second", row="updates_per_s")
@@ -205,6 +207,8 @@ EVENT_EVALUATION_WAITS: Final = "evaluation_waits"
 """The worker that was asked for an evaluation runs no episode."""
 EVENT_LEARNED: Final = "learned"
 """The second evaluation has reached the target too. Training ends."""
+EVENT_COMPILING: Final = "compiling"
+"""No update is made while one is compiled: `message` says so before, and how long it took after."""
 EVENT_CUT: Final = "cut"
 """A resumed trainer has moved records of its killed predecessor to `metrics.cut.jsonl`."""
 EVENT_ORDER: Final = "order"

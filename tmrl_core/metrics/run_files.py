@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Container
@@ -35,7 +36,7 @@ class RunFiles:
         self.policy = policy
         self._videos = folder / "worker" / "videos"
         self._now = now
-        self._taken = {path for _, path in self._found()}
+        self._taken = {path for _, path in videos_in(self._videos)}
 
     def new_videos(self, evaluations: Container[int] | None) -> list[tuple[int, Path]]:
         """Return number and file of each new video that is complete, in order, and take them.
@@ -46,13 +47,40 @@ class RunFiles:
         before = self._now() - SETTLED_S
         new = [
             (number, path)
-            for number, path in self._found()
+            for number, path in videos_in(self._videos)
             if path not in self._taken
             and (evaluations is None or (number in evaluations and path.stat().st_mtime <= before))
         ]
         self._taken.update(path for _, path in new)
         return new
 
-    def _found(self) -> list[tuple[int, Path]]:
-        paths = self._videos.glob("evaluation-*.mp4")
-        return sorted((int(match[1]), path) for path in paths if (match := _VIDEO.fullmatch(path.name)))
+
+def videos_in(folder: Path) -> list[tuple[int, Path]]:
+    """Return number and file of each evaluation's video in a folder, in order."""
+    paths = folder.glob("evaluation-*.mp4")
+    return sorted((int(match[1]), path) for path in paths if (match := _VIDEO.fullmatch(path.name)))
+
+
+def latest_video(folder: Path) -> Path | None:
+    """Return the latest complete video in a folder; None: there is none.
+
+    One that is being written, or whose worker was killed, has no index: the encoder writes the box `moov` at the end.
+    """
+    return next((path for _, path in reversed(videos_in(folder)) if _has_index(path)), None)
+
+
+def _has_index(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            while len(head := file.read(16)) >= 8:
+                box = int.from_bytes(head[:4], "big")
+                long_box = int.from_bytes(head[8:], "big") if box == 1 else box
+                if long_box < 8 or file.tell() - len(head) + long_box > size:
+                    return False
+                if head[4:8] == b"moov":
+                    return True
+                file.seek(long_box - len(head), os.SEEK_CUR)
+    except OSError:  # removed meanwhile
+        pass
+    return False

@@ -14,7 +14,6 @@ from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.config import Config, find_credentials_folder
-from tmrl_core.config.endpoints import at_own_server
 from tmrl_core.config.references import named_failures, resolve_with
 from tmrl_core.errors import ConfigError
 from tmrl_core.long_calls import watched
@@ -27,6 +26,7 @@ from tmrl_core.multiagent.manager import AgentManager, Mode
 from tmrl_core.multiagent.settings import AgentParameters, AgentPolicySection, MultiAgentSection
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
+from tmrl_core.networking.spools.own_server import at_own_server
 from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.rollout_worker import mixed_seed, worker_label
 from tmrl_core.samples import encode_value

@@ -11,6 +11,7 @@
 # - Samples: the sum. Ratios, the start of training and the workers' waiting follow it.
 # - Lack: training waits while one rank has no batch. The reason names that rank and is shown. Workers of other ranks
 #   are not told: they would conclude that they and the trainer wait for each other.
+# - Scale of rewards: that of the returns in all memories.
 # - Stop, time limit: one rank is enough.
 # - Checkpoint: one rank is enough, if each has samples. It is written at the next `rest`, which every rank reaches
 #   before its next update, so that all write the state of the same update.
@@ -35,6 +36,7 @@ from tmrl_core.metrics.records import Value
 from tmrl_core.networking.protocol.messages import Progress
 from tmrl_core.samples import EpisodeRecord
 from tmrl_core.training.interface import Standing
+from tmrl_core.training.memories.return_scale import Moments, ReturnScale
 from tmrl_core.training.rank_group import RankGroup
 from tmrl_core.training.remote.interface import RemoteInterface
 from tmrl_core.training.value_types import Metrics
@@ -64,6 +66,7 @@ class RankStanding(msgspec.Struct, frozen=True, array_like=True):
         workers: number of linked workers.
         arrived: samples that have reached it.
         incarnation: of its link.
+        returns: moments of the returns in its memory, if rewards are scaled.
     """
 
     samples: int = 0
@@ -77,6 +80,7 @@ class RankStanding(msgspec.Struct, frozen=True, array_like=True):
     workers: int = 0
     arrived: int = 0
     incarnation: int = 0
+    returns: Moments = (0, 0.0, 0.0, 0.0)
 
 
 class RankInterface(RemoteInterface):
@@ -85,10 +89,19 @@ class RankInterface(RemoteInterface):
     Args:
         ranks: the group.
         checkpoint_due: returns True if this rank would write a checkpoint.
+        returns: scale of rewards; None: they stay as they are.
     """
 
-    def __init__(self, *args: Any, ranks: RankGroup, checkpoint_due: Callable[[], bool], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        ranks: RankGroup,
+        checkpoint_due: Callable[[], bool],
+        returns: ReturnScale | None,
+        **kwargs: Any,
+    ) -> None:
         self._ranks = ranks
+        self._returns = returns
         self._checkpoint_due = checkpoint_due
         self._all: list[RankStanding] = [RankStanding()] * ranks.size
         """Standings at the latest meeting."""
@@ -126,10 +139,13 @@ class RankInterface(RemoteInterface):
             workers=counts.workers,
             arrived=self._samples_before + counts.samples_received - counts.samples_refused,
             incarnation=self.link.trainer.holding,
+            returns=(0, 0.0, 0.0, 0.0) if self._returns is None else self._returns.moments,
         )
         found = self._ranks.exchange(msgspec.msgpack.encode(standing))
         self._all = [msgspec.msgpack.decode(part, type=RankStanding) for part in found]
         self._met = True
+        if self._returns is not None:
+            self._returns.agree([one.returns for one in self._all])
         if any(one.stop for one in self._all):
             self.stop()
         if all(one.samples for one in self._all):

@@ -172,15 +172,7 @@ class ProcessGroup(RankGroup):
         began = time.monotonic()
         named_at = began + NAMED_S
         slice_ = datetime.timedelta(seconds=SLICE_S)
-        while True:
-            try:
-                work.wait(slice_)
-                return
-            except RuntimeError as exc:
-                if work.is_completed():
-                    raise
-                if "timed out" not in str(exc).lower():
-                    raise
+        while not ended(work, slice_):
             late = self._beats.late(self._calls)
             lost = [rank for rank, silent_s in late.items() if silent_s >= LOST_S]
             now = time.monotonic()
@@ -195,6 +187,24 @@ class ProcessGroup(RankGroup):
                     f"{_ranks(sorted(late))} {'has' if len(late) == 1 else 'have'}",
                     ", ".join(f"rank {rank} last heard {silent_s:.0f} s ago" for rank, silent_s in late.items()),
                 )
+
+
+def ended(work: dist.Work, limit: datetime.timedelta) -> bool:
+    """Wait for a collective call; return False if it has not ended within a limit.
+
+    Raises:
+        RuntimeError: it has failed.
+    """
+    try:
+        work.wait(limit)
+    except RuntimeError as exc:
+        if "timed out" not in str(exc).lower():
+            raise
+        if not work.is_completed():
+            return False
+        # It has ended since then, on a busy machine: that was no failure. Its own one is raised again here.
+        work.wait()
+    return True
 
 
 _ADVICE = "its machine or network may be gone, or its process is stopped"

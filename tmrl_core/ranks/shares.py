@@ -28,9 +28,12 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.ranks.place import Place
 from tmrl_core.roles.rollout_worker import mixed_seed
 
-TRAINED = ("SacAgent", "TQCAgent", "TD3Agent", "DDPGAgent", "DQNAgent", "DiscreteSacAgent", "PPOAgent")
-"""Agents whose updates are the mean of the ranks' updates. Others have statistics of a batch, or draw random numbers
-that all ranks would have to share."""
+TRAINED = (
+    "SacAgent", "TQCAgent", "TD3Agent", "DDPGAgent", "DQNAgent", "DiscreteSacAgent", "CrossQAgent", "FlashSACAgent",
+    "PPOAgent",
+)  # fmt: skip
+"""Agents whose updates are the mean of the ranks' updates. Others draw random numbers that all ranks would have to
+share, or their episodes belong to one memory."""
 
 
 def share_of(config: Config, place: Place) -> Config:

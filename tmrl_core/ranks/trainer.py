@@ -8,8 +8,7 @@
 # The start, in an order that matters:
 #
 # 1. The group forms, so that everything that fails later can be told to nobody too late: a rank that ends is noticed.
-# 2. The number of ranks is compared with that of the run's checkpoints (`parts.json`): rows and offsets of a rank that
-#    is not started any more would be lost in silence.
+# 2. The number of ranks is compared with that of the run's checkpoints (`parts.json`, resharding.py).
 # 3. Each rank tells which updates its checkpoints hold, and all resume from the latest that every one has. Ranks write
 #    at the same update, but a kill may come between two of them. Example: rank 0 has 2,000 and 3,000, rank 1 has 1,000
 #    and 2,000; both resume from 2,000, and what rank 0 had acknowledged after it is lost if its memory is in RAM.
@@ -28,11 +27,16 @@ import contextlib
 import hashlib
 import json
 import logging
+import random
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+import numpy as np
 import torch
 
 from tmrl_core.config import Config, use
+from tmrl_core.config.endpoints import endpoints_of
 from tmrl_core.config.run_folder import write_in_force
 from tmrl_core.errors import CheckpointError, RankLostError
 from tmrl_core.metrics.recorder import Recorder
@@ -40,11 +44,15 @@ from tmrl_core.metrics.standard import WandbSettings
 from tmrl_core.ranks.interface import RankInterface
 from tmrl_core.ranks.place import Place
 from tmrl_core.ranks.process_group import joined
+from tmrl_core.ranks.resharding import Seen, plan_of
 from tmrl_core.ranks.shares import share_of
 from tmrl_core.roles.trainer import Trainer
 from tmrl_core.training.agents.off_policy import OffPolicyAgent
-from tmrl_core.training.checkpoints.parts import keep_parts, parts_of, updates_in
-from tmrl_core.training.contracts import LoopLike, TrainingLoop
+from tmrl_core.training.checkpoints.checkpoint_folder import begin_from
+from tmrl_core.training.checkpoints.manifest import read_manifest
+from tmrl_core.training.checkpoints.parts import counters_in, keep_parts, parts_of, servers_of, updates_in
+from tmrl_core.training.contracts import LoopLike, TrainingLoop, as_loop
+from tmrl_core.training.memories.replay import ReplayMemory
 from tmrl_core.training.rank_group import RankGroup
 from tmrl_core.training.updates.rollback import agent_tensors
 
@@ -69,11 +77,15 @@ class RankTrainer(Trainer):
         self._whole = config
         self._place = place
         self._group: RankGroup | None = None
+        self._before = place.size
+        """Number of ranks of the checkpoint that this run resumes from."""
         own = share_of(config, place)
         # The configuration in use is read by code of users too.
         use(own)
         super().__init__(config=own, model_path=None if place.rank else own.trainer_model_path)
         self._linked.make_interface = self._make_interface
+        # Ranks may share a credentials folder, and have the same incarnation.
+        self._linked.settings = msgspec.structs.replace(self._linked.settings, part=place.rank)
 
     @property
     def leads(self) -> bool:
@@ -110,38 +122,92 @@ class RankTrainer(Trainer):
         """Choose the checkpoint that all ranks resume from.
 
         Raises:
-            CheckpointError: the run has another number of ranks, or no checkpoint is one of all ranks.
+            CheckpointError: see `plan_of`.
         """
         folder = self._whole.checkpoint_path
         if folder is None:
             return
-        own = updates_in(folder / f"rank-{self._place.rank}")
-        number = 1 if updates_in(folder) else parts_of(folder)
-        told = json.dumps({"updates": own, "ranks": number}).encode()
-        found = [json.loads(part) for part in self._ranks.exchange(told)]
-        for rank, one in enumerate(found):
-            if one["ranks"] not in (None, self._place.size):
-                raise CheckpointError(
-                    f"{folder} holds checkpoints of a run with {one['ranks']} rank{'s' * (one['ranks'] > 1)} (as rank "
-                    f"{rank} sees it), and {self._place.size} were started. Start {one['ranks']}, with as many "
-                    "Servers, or choose another run.name: samples and offsets belong to a rank"
-                )
-        if not any(one["updates"] for one in found):
+        own = folder / f"rank-{self._place.rank}"
+        updates = updates_in(own)
+        seen = Seen(
+            updates,
+            1 if updates_in(folder) else parts_of(folder),
+            servers_of(folder),
+            self._config.memory.capacity,
+            _capacity_in(own),
+        )
+        found = [msgspec.json.decode(part, type=Seen) for part in self._ranks.exchange(msgspec.json.encode(seen))]
+        plan = plan_of(found, self._servers, folder)
+        self._before = plan.before
+        if plan.at is None:
             return
-        common = set(own).intersection(*(one["updates"] for one in found))
-        if not common:
-            each = "; ".join(f"rank {rank}: {one['updates'] or 'none'}" for rank, one in enumerate(found))
+        logger.info("all ranks resume from update %d", plan.at)
+        if self._place.rank < plan.before:
+            self._checkpoints.at = plan.at
+        else:
+            own.mkdir(parents=True, exist_ok=True)
+            self._checkpoints.load = lambda path: self._begin_as(folder / "rank-0", plan.at)
+
+    @property
+    def _servers(self) -> list[str]:
+        return list(map(str, endpoints_of(self._whole)))
+
+    def _begin_as(self, first: Path, at: int | None) -> LoopLike:
+        """Return a training object with the networks of rank 0, for a rank that the run did not have before.
+
+        Raises:
+            CheckpointError: the checkpoint of rank 0 is not here, or damaged.
+        """
+        number = next((n for n in reversed(counters_in(first)) if read_manifest(first / str(n)).updates == at), None)
+        if number is None:
             raise CheckpointError(
-                f"no checkpoint in {folder} is one of all ranks; the updates of their checkpoints are {each}. Choose "
-                "another run.name, or move the folder away to start from scratch"
+                f"rank {self._place.rank} is new, and the checkpoint of update {at} of rank 0 is not in {first}. Copy "
+                "that folder to this machine"
             )
-        self._checkpoints.at = max(common)
-        logger.info("all ranks resume from update %d", max(common))
+        training = self._make()
+        begin_from(training, first / str(number))
+        self._seed()  # the checkpoint holds the random generators of rank 0
+        logger.info("rank %d is new: it begins with the networks of rank 0 and no sample", self._place.rank)
+        return training
+
+    def _note_resharding(self, training: TrainingLoop) -> None:
+        """Store that the run has another number of ranks from now on, and log what is left behind.
+
+        Raises:
+            CheckpointError: a new rank cannot write its first checkpoint.
+        """
+        folder, size = self._whole.checkpoint_path, self._place.size
+        assert folder is not None
+        # A new rank needs a checkpoint of its own before the number changes.
+        if problem := self._checkpoints.write(training.own, wait=True):
+            raise CheckpointError(f"rank {self._place.rank} cannot write its first checkpoint: {problem}")
+        [samples] = self._ranks.sums([training.total_samples])
+        if not self.leads:
+            return
+        keep_parts(folder, self._servers)
+        logger.warning("the run had %d ranks and has %d now, with %.0f samples", self._before, size, samples)
+        for rank in range(size, self._before):
+            left = folder / f"rank-{rank}"
+            counts = [read_manifest(left / str(number)).samples for number in counters_in(left)[-1:]]
+            logger.warning(
+                "rank %d is left out, with the %s samples that it had received: they are not trained on, and do not "
+                "count in ratios of updates to samples. They stay in %s and in its memory, for a start with %d ranks",
+                rank,
+                counts[0] if counts else "unknown number of",
+                left,
+                self._before,
+            )
 
     def _make(self) -> LoopLike:
         if self._config.run.seed is None:
             torch.seed()  # the default seed of torch is the same in each process
         return super()._make()
+
+    def _seed(self) -> None:
+        seed = self._config.run.seed
+        torch.manual_seed(torch.seed() if seed is None else seed)
+        random.seed(seed)
+        np.random.seed(seed)
 
     def _after_load(self, training: TrainingLoop, is_new: bool) -> None:
         agent = training.agent
@@ -150,11 +216,14 @@ class RankTrainer(Trainer):
         if is_new:
             self._ranks.copy_first(agent_tensors(agent))
             if self.leads and (folder := self._whole.checkpoint_path) is not None:
-                keep_parts(folder, self._place.size)
+                keep_parts(folder, self._servers)
         self._compare(training)
-        incarnation = training.delivery.get("incarnation", 0)
-        highest = max(int(part) for part in self._ranks.exchange(str(incarnation).encode()))
-        training.own.delivery = {**training.delivery, "incarnation": highest}
+        own = [training.delivery.get(name, 0) for name in ("incarnation", "counter")]
+        told = [json.loads(part) for part in self._ranks.exchange(json.dumps(own).encode())]
+        incarnation, counter = map(max, zip(*told, strict=True))
+        training.own.delivery = {**training.delivery, "incarnation": incarnation, "counter": counter}
+        if not is_new and self._before != self._place.size:
+            self._note_resharding(training)
 
     def _compare(self, training: TrainingLoop) -> None:
         """Compare the agent's numbers with those of the other ranks.
@@ -174,10 +243,12 @@ class RankTrainer(Trainer):
     # --- joints of the Trainer ----------------------------------------------------------------------------------------
 
     def _make_interface(self, *args: object, **kwargs: object) -> RemoteInterface:
+        memory = as_loop(self.training).training_memory
         made = RankInterface(
             *args,
             ranks=self._ranks,
             checkpoint_due=lambda: self._checkpoints.due(self.training),
+            returns=memory.returns if isinstance(memory, ReplayMemory) else None,
             **kwargs,
         )
         return made
@@ -211,6 +282,15 @@ class RankTrainer(Trainer):
             write_in_force(self._whole)
         except OSError as exc:
             logger.warning("the configuration cannot be written to %s: %s", self._whole.run_folder, exc)
+
+
+def _capacity_in(folder: Path) -> int | None:
+    """Return `memory.capacity` of the latest checkpoint in a folder; None: unknown."""
+    for number in counters_in(folder)[-1:]:
+        with contextlib.suppress(CheckpointError, KeyError):
+            stored = read_manifest(folder / str(number)).configuration or {}
+            return int(stored["memory"]["capacity"])
+    return None
 
 
 def digest_of(agent: object) -> bytes:

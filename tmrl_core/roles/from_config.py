@@ -21,6 +21,7 @@ from tmrl_core.roles.devices import check_device
 from tmrl_core.roles.kinds_of_run import RunWorker, parts_of
 
 if TYPE_CHECKING:
+    from tmrl_core.envs.sent_images import ImageEncoder
     from tmrl_core.roles.rollout_worker import RolloutWorker
     from tmrl_core.roles.server import Server
     from tmrl_core.roles.trainer import Trainer
@@ -92,6 +93,7 @@ def make_worker(
     from tmrl_core.actor import choose_actor
     from tmrl_core.actor.rollout.worker import one_environment_only
     from tmrl_core.envs.filmed import check_encoder
+    from tmrl_core.envs.sent_images import encoder_of
     from tmrl_core.roles.rollout_worker import RolloutWorker
 
     worker = config.worker
@@ -103,13 +105,15 @@ def make_worker(
             raise one_environment_only("evaluation_videos", worker.envs)
         check_encoder("worker.evaluation_videos")
         render_mode = "rgb_array"
+    images = encoder_of(worker.images)
+    compressor = resolve_optional(worker.sample_compressor, "worker.sample_compressor")
     made = RolloutWorker(
-        env_cls=environment_of(config, render_mode),
+        env_cls=environment_of(config, render_mode, images),
         # The reference stays unresolved: with a NumPy backend, neither the policy's module nor torch is imported.
         actor_module_cls=choose_actor(
             config.actor.cls, policy_kwargs(config), device=worker.device, backend=worker.backend
         ),
-        sample_compressor=resolve_optional(worker.sample_compressor, "worker.sample_compressor"),
+        sample_compressor=compressor if images is None else images.compress,
         device=worker.device,
         max_samples_per_episode=math.inf if limit is None else limit,
         obs_preprocessor=resolve_optional(worker.obs_preprocessor, "worker.obs_preprocessor"),
@@ -126,13 +130,18 @@ def make_worker(
     return made
 
 
-def environment_of(config: Config, render_mode: str | None = None) -> Callable[[], Any]:
+def environment_of(
+    config: Config, render_mode: str | None = None, images: ImageEncoder | None = None
+) -> Callable[[], Any]:
     """Return a function that makes the configured environment, see `environment_maker`.
 
     Args:
         config: the configuration.
         render_mode: mode of the environment; `rgb_array`: it can be filmed. None: the environment's own.
+        images: encodes its images; None: one that `worker.images` describes.
     """
+    from tmrl_core.envs.sent_images import encoder_of, sending_images
+
     section = config.environment
     reference, kwargs, limit = section.cls, section.kwargs, section.time_limit
     if render_mode is not None:
@@ -140,6 +149,7 @@ def environment_of(config: Config, render_mode: str | None = None) -> Callable[[
 
         kwargs = rendering(reference, kwargs, render_mode, wraps_gymnasium=reference in GYMNASIUM_ENVIRONMENTS)
     make = environment_maker(reference, kwargs, section.drop)
+    make = sending_images(make, images or encoder_of(config.worker.images))
     if limit is not None:
         make = functools.partial(_limited, make, limit)
     return functools.partial(_filmed, make) if render_mode == "rgb_array" else make

@@ -24,6 +24,7 @@ from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.numpy.lookup import choose_actor
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
 from tmrl_core.actor.rollout.loop import EnvironmentLoop
+from tmrl_core.actor.rollout.pictures import WorkerPictures
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.recording import Recording
@@ -33,7 +34,7 @@ from tmrl_core.actor.rollout.vector_recorder import VectorRecorder
 from tmrl_core.actor.rollout.worker import Worker, make_loop, one_environment_only
 from tmrl_core.config import CFG, Cfg, Config, current, find_credentials_folder, given, resolve_with
 from tmrl_core.config.descriptions import described_by
-from tmrl_core.config.endpoints import at_own_server
+from tmrl_core.config.devices import hold_device
 from tmrl_core.config.sections import InterventionsSection, NetworkSection, WorkerSection
 from tmrl_core.envs.identity import identity_of
 from tmrl_core.errors import ConfigError, StorageError, TmrlError
@@ -42,11 +43,13 @@ from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.security.tls_contexts import client_name
+from tmrl_core.networking.spools.own_server import at_own_server
 from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.buffer import Buffer
 from tmrl_core.roles.labels import Label, own_label
 from tmrl_core.samples import encode_value
 from tmrl_core.sessions.session_files import SessionWriter
+from tmrl_core.storage import FolderLock
 
 logger = logging.getLogger(__name__)
 
@@ -245,6 +248,8 @@ class RolloutWorker(Worker):
                 needs_policy=standalone,
                 recording=recording,
             )
+            if link is not None:
+                loop.uplink.pictures = WorkerPictures(loop, link.show)
             super().__init__(
                 loop,
                 send_every=given(send_every, settings.send_every),
@@ -303,22 +308,33 @@ def let_take_over(
     """Let a source of interventions act in place of a loop's policy.
 
     Raises:
-        ConfigError: there are several environments, or the action space is not supported.
+        ConfigError: there are several environments, the action space is not supported, or another worker has the
+            device.
     """
     if loop.recorder.rows > 1:
         source.close()
         raise one_environment_only("interventions", loop.recorder.rows)
     section = section or InterventionsSection(cls="script:source")  # a script's source has the defaults
+    held: FolderLock | None = None
     try:
+        if source.device:
+            held = hold_device(
+                source.device,
+                KEY,
+                f"One worker can have it: start the others with --set {KEY}=null, or --local with --workers 1",
+            )
         takeover = Takeover(
             source,
             loop.environment.env.action_space,
             loop.recorder,
             executed=section.executed,
             success_reward=section.success_reward,
+            held=held,
         )
     except ConfigError:
         source.close()
+        if held is not None:
+            held.close()
         raise
     loop.let_take_over(takeover)
     if send_every:

@@ -23,6 +23,7 @@ from tmrl_core.config.algorithms import (
 )
 from tmrl_core.config.references import check_kwargs
 from tmrl_core.config.room_sections import kind_of_run
+from tmrl_core.envs.sent_images import encoder_of, sending_images
 from tmrl_core.errors import ConfigError, MissingExtraError, StorageError
 from tmrl_core.roles.devices import check_device
 from tmrl_core.roles.kinds_of_run import parts_of
@@ -210,11 +211,11 @@ def _environment(config: Config) -> Any:
     Raises:
         ConfigError: `environment.cls` names nothing, or there are no recorded sessions.
     """
-    environment = config.environment
+    environment, images = config.environment, encoder_of(config.worker.images)
     offline = config.offline_path
     key, path = ("trainer.offline", offline) if offline is not None else ("memory.recorded", config.recorded_path)
     if path is None:
-        return environment_maker(environment.cls, environment.kwargs, environment.drop)
+        return sending_images(environment_maker(environment.cls, environment.kwargs, environment.drop), images)
     from tmrl_core.sessions.session_files import read_spaces, spaces_problem
 
     try:
@@ -222,7 +223,7 @@ def _environment(config: Config) -> Any:
     except StorageError as exc:
         raise ConfigError(f"{key}: {exc}") from exc
     try:
-        make = environment_maker(environment.cls, environment.kwargs, environment.drop)
+        make = sending_images(environment_maker(environment.cls, environment.kwargs, environment.drop), images)
     except ConfigError as exc:
         if offline is None:
             raise

@@ -42,6 +42,7 @@ class OfflineInterface(TrainingInterface):
         self._on_rest = on_rest
         self._on_publish = on_publish
         self._counter = counter
+        self._updates = 0
         self._clock = clock
         self._deadline = math.inf if time_limit_s is None else clock() + time_limit_s
 
@@ -73,11 +74,12 @@ class OfflineInterface(TrainingInterface):
 
     def record_round(self, row: Metrics, latest: Collection[EpisodeRecord] = ()) -> None:
         """Write a round's row to the records."""
-        self._recorder.record("round", row, step=int(row["updates"]))
+        self._updates = int(row["updates"])
+        self._recorder.record("round", row, step=self._updates)
 
-    def event(self, event: str, message: str = "", *, step: int, **values: Any) -> None:
-        """Write an event to the records, at `step` updates."""
-        self._recorder.event(event, message, step=step, **values)
+    def event(self, event: str, message: str = "", *, step: int | None = None, **values: Any) -> None:
+        """Write an event to the records, at `step` updates; None: at those of the latest round."""
+        self._recorder.event(event, message, step=self._updates if step is None else step, **values)
 
     @property
     def stopping(self) -> bool:

@@ -56,6 +56,7 @@ import gymnasium
 
 from tmrl_core.errors import CodecError, StorageError, StorageFullError
 from tmrl_core.samples import Chunk, EpisodeRecord, decode_message, encode_message_buffers, same_layout, split_chunk
+from tmrl_core.samples.images import ImageDecoder
 from tmrl_core.sessions.action_ranges import ActionRanges
 from tmrl_core.sessions.session import Session, SessionJoiner
 from tmrl_core.sessions.spaces import completed, space_of_json, space_to_json
@@ -401,11 +402,12 @@ def _check(files: Sequence[Path]) -> list[tuple[Path, int]]:
 def _read(folders: Sequence[Sequence[tuple[Path, int]]]) -> Iterator[Session]:
     for files in folders:
         joiner = SessionJoiner()
+        images = ImageDecoder(read_spaces_file(files[0][0].parent / SPACES_FILE)[0]) if files else None
         for file, size in files:
             reader = SegmentReader(file, size)
             try:
                 for record in reader.records(check_payloads=False):  # `_check` has compared them
-                    yield from _sessions_in(record, joiner, file)
+                    yield from _sessions_in(record, joiner, file, images)
             finally:
                 reader.close()
         yield from joiner.finish()
@@ -413,7 +415,7 @@ def _read(folders: Sequence[Sequence[tuple[Path, int]]]) -> Iterator[Session]:
             joiner.tell(files[0][0].parent)
 
 
-def _sessions_in(record: Record, joiner: SessionJoiner, file: Path) -> list[Session]:
+def _sessions_in(record: Record, joiner: SessionJoiner, file: Path, images: ImageDecoder | None) -> list[Session]:
     """Return the sessions that end in a record."""
     try:
         message = decode_message(record.payload, max_bytes=MAX_RECORD_BYTES)
@@ -421,6 +423,8 @@ def _sessions_in(record: Record, joiner: SessionJoiner, file: Path) -> list[Sess
         if message.chunk is None:
             return joiner.end(record.note, message.records)
         message.chunk.stream = record.note
+        if images is not None:
+            images.decode(message.chunk)
         return joiner.add(message.chunk, message.records)
     except (CodecError, ValueError) as exc:
         raise StorageError(f"{file}: the record at byte {record.offset} cannot be read: {exc}") from exc

@@ -83,7 +83,8 @@ class FolderLock:
             os.close(descriptor)
             raise FolderLockedError(
                 f"{folder} ({purpose}) is in use by {holder}. Stop that process, or choose another folder or another "
-                "run.name for this one."
+                "run.name for this one.",
+                holder,
             ) from exc
         except OSError as exc:
             os.close(descriptor)

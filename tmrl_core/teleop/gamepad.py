@@ -92,6 +92,7 @@ class Gamepad(Device):
             latched=latched,
             dead_zone=dead_zone,
         )
+        self.device = f"gamepad {number}"
         self._controller = self._open(number)
 
     def _open(self, number: int) -> Controller:

@@ -43,6 +43,8 @@ class Keyboard(Device):
         ConfigError: there is no display, or a key, element or event is not allowed.
     """
 
+    device = "the keyboard"
+
     def __init__(
         self,
         action_space: Any,

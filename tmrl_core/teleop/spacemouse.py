@@ -84,6 +84,8 @@ class SpaceMouse(Device):
         ConfigError: there is no such device, it cannot be opened, or a control, element or event is not allowed.
     """
 
+    device = "the SpaceMouse"
+
     def __init__(
         self,
         action_space: Any,

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
@@ -62,6 +63,7 @@ class TeleoperatorSource(InterventionSource):
     """
 
     def __init__(self, make: str, kwargs: Mapping[str, Any] | None = None) -> None:
+        self.device = f"the teleoperator {make} {json.dumps(kwargs or {}, default=str)}"
         made = resolve_with(make, kwargs or {}, f"{KEY}.kwargs.make")()
         if not isinstance(made, Teleoperator):
             raise ConfigError(

@@ -32,6 +32,10 @@ class TrainingAgent(StateOwner, ABC):
     """True: `train` makes many updates and calls `after_update` after each."""
     after_update: Callable[[float], None] | None = None
     """Called with the seconds that an update took; the loop sets it."""
+    on_notice: Callable[[str, str], None] | None = None
+    """Called with the name of an event and a sentence for the display, such as before compiling, during which no update
+    is made; the loop sets it."""
+    transient: ClassVar[frozenset[str]] = frozenset({"on_notice"})
     td_error_B: Any = None
     """TD errors [B] of the last update, for a memory with prioritized sampling; None: not computed."""
 

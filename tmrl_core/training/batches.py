@@ -37,7 +37,7 @@ class Transitions(NamedTuple):
         sequence: the extras `TICKS` and `FIRST_TICK` of sequences and the state before their first tick; None: the rows
             are transitions.
         shown_B: [B] 1 where a person or an expert chose the action, from a memory of several origins; None: unknown.
-        shown_B: [B] 1 where a person or an expert chose the action, from a memory of several origins; None: unknown.
+        shifts: [B, 2, images, 2] pixels by which the images of both observations are yet to be moved; None: by none.
     """
 
     obs: Tree
@@ -49,6 +49,7 @@ class Transitions(NamedTuple):
     weight_B: Tensor | None
     sequence: dict[str, Tensor] | None = None
     shown_B: Tensor | None = None
+    shifts: Tensor | None = None
 
 
 def transitions_of(batch: Batch, gamma: float) -> Transitions:

@@ -166,6 +166,10 @@ class TrainingInterface(ABC):
         """Record the row of statistics of a finished round; `latest` are the training episodes before its end."""
         return None
 
+    def event(self, event: str, message: str = "") -> None:
+        """Record an event of training. Default: nothing."""
+        return None
+
     def workers(self) -> list[tuple[bytes, str]]:
         """Return stream and name of each worker that can collect in lockstep, in any order."""
         return []

@@ -10,7 +10,8 @@
 # - Between the backward pass and the step of an optimizer, gradients become their mean over the ranks
 #   (`agents/optimizers.py`, `agents/ppo.py`). Clipping comes after it, so each rank clips the same gradients.
 # - An update that is not finite on one rank is rolled back on all (`updates/rollback.py`).
-# - Statistics over a batch or a round are of all ranks' rows (`agents/ppo.py`, `agents/running_moments.py`).
+# - Statistics over a batch or a round are of all ranks' rows (`agents/ppo.py`, `agents/running_moments.py`,
+#   `agents/rank_moments.py`).
 # - The loop decides from the counts of all ranks (`TrainingInterface.meet`), so all make the same number of updates
 #   between two meetings, and publish the same versions.
 #

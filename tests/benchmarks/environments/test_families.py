@@ -142,14 +142,15 @@ def test_a_difference_and_a_failure_stand_in_the_table(modules: dict[str, Any]) 
     good: dict[str, Any] = {"sessions": 5, "steps": 70, "differences": {}}
     bad = {**good, "differences": {"reward": "episode 2, step 4"}}
     result: dict[str, Any] = {"environment": environment, "record": record, "replay": {"0": good, "7": bad}}
-    expected = "| `X-v0` (big: True) | float32 3 | Discrete(2) | 5, 70 | equal | reward: episode 2, step 4 |"
-    assert page.row(result) == expected
+    cell = "send_every 0: equal. send_every 7: reward: episode 2, step 4"
+    assert page.row(result) == f"| `X-v0` (big: True) | float32 3 | Discrete(2) | 5, 70 | {cell} |"
     failed: dict[str, Any] = {"environment": environment, "failed": "record: no"}
     found = [result, {**result, "replay": {"0": good, "7": good}}, failed]
     assert page.verdict(found) == "equal: 1, differs: 1, refused: 1"
     assert page.verdict(found[1:2]) == "equal"
     fewer = {**found[1], "record": {**record, "episodes": {"0": 6, "7": 5}}}
-    assert page.row(fewer).endswith("| 5, 70 | 5 of 6 episodes are recorded | equal |")
+    assert page.row(fewer).endswith("| 5, 70 | send_every 0: 5 of 6 episodes are recorded. send_every 7: equal |")
+    assert page.row(found[1]).endswith("| 5, 70 | equal |")
     assert page.verdict([fewer]) == "differs: 1"
     assert page.verdict([failed]) == "does not run here"
     assert page.verdict([]) == "not tried with these versions"

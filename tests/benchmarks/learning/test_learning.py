@@ -1,4 +1,4 @@
-"""The pure parts of `benchmarks/learning`: curves as files, the same settings in two libraries' words, the table."""
+"""The pure parts of `benchmarks/learning`: curves as files, and the same settings in two libraries' words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tmrl_core.metrics import MetricRecord
 from tmrl_core.metrics import record as made
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks" / "learning"
-MODULES = ("curves", "seeds", "run", "peer_settings", "published", "table")
+MODULES = ("curves", "run", "peer_settings")
 # FlashSAC has no implementation in the other libraries.
 TASKS = sorted({path.stem for path in FOLDER.glob("*.yaml")} - {"plan", "flashsac"})
 
@@ -125,66 +125,12 @@ def test_unsupported_policies_cannot_be_translated(
         modules["peer_settings"].peer_settings(config)
 
 
-def test_intervals_are_those_of_students_t(modules: dict[str, Any]) -> None:
-    table = modules["table"]
-    assert table.interval([1.0, 2.0, 3.0]) == pytest.approx(4.303 / math.sqrt(3))
-    assert math.isinf(table.interval([1.0]))
-    # Equal variances: the degrees of freedom are those of both samples together.
-    apart, width = table.difference([1.0, 2.0, 3.0], [2.0, 3.0, 4.0])
-    assert (apart, width) == (-1.0, pytest.approx(2.776 * math.sqrt(2 / 3)))
-    # One side without variance: those of the other side alone.
-    assert table.difference([5.0, 5.0], [1.0, 2.0, 3.0])[1] == pytest.approx(4.303 / math.sqrt(3))
-    assert table.difference([5.0, 5.0], [5.0, 5.0]) == (0.0, 0.0)
-    assert math.isinf(table.difference([5.0], [5.0, 6.0])[1])
-
-
-def test_only_the_fixed_seeds_are_run_and_none_twice(
+def test_a_curve_goes_to_the_file_that_is_named(
     modules: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    curves, run, seeds = modules["curves"], modules["run"], modules["seeds"].SEEDS
-    arguments = run.parser_of(None).parse_args(["cartpole", "--folder", str(tmp_path)])
-
-    def learned(seed: int) -> Any:
-        return [curves.Point(1000, float(seed), 0.0, 1.0)]
-
-    run.run_seeds("ours", arguments, learned)
-    assert sorted(modules["table"].load(tmp_path, "cartpole", "ours")) == list(seeds)
-    with pytest.raises(SystemExit, match="added, not edited"):
-        run.run_seeds("ours", arguments, learned)
-    with pytest.raises(SystemExit):
-        run.parser_of(None).parse_args(["cartpole", "--seed", str(len(seeds))])
-    assert "invalid choice" in capsys.readouterr().err
-
-
-def test_only_steps_that_all_curves_have_count(modules: dict[str, Any]) -> None:
-    curves, table = modules["curves"], modules["table"]
-
-    def curve(values: list[float], late: int = 0) -> list[Any]:
-        return [curves.Point(1000 * (1 + at) + late, value, 0.0, 1.0, 2 * value) for at, value in enumerate(values)]
-
-    ours = {1: curve([0, 1, 2, 3, 4, 100]), 0: curve([0, 3, 4, 5, 6])}
-    theirs = {0: curve([0, 4, 4, 4, 4], late=3)}
-    steps = table.common([ours, theirs])
-    assert steps == 5000
-    side = table.summary(ours, steps)
-    assert side.ends == (5.0, 3.0)
-    assert (side.end, side.last, side.whole) == (4.0, 5.0, 2.8)
-    assert side.trains == (10.0, 6.0)
-    assert math.isclose(table.summary(theirs, steps).end, 4.0)
-    line = table.row("cartpole", ours, theirs)
-    assert line.startswith("| cartpole | 5,000 | 2 / 1 of 10 | 4 ± 13 | 4 (no interval) | +0 (no interval) |")
-    assert table.seed_rows("cartpole", ours, theirs) == [
-        "| cartpole | ours | 2 | 5, 3 | 10, 6 |",
-        "| cartpole | stable-baselines3 | 1 | 4 | 8 |",
-    ]
-    assert not table.complete(ours, theirs)
-    with pytest.raises(ValueError, match="no curve"):
-        table.common([ours, {}])
-
-
-def test_a_picture_is_drawn(modules: dict[str, Any], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    curves = modules["curves"]
-    side = {0: [curves.Point(1000, 1.0, 0.0, 1.0), curves.Point(2000, 2.0, 0.0, 2.0)]}
-    modules["table"].draw(tmp_path / "one.png", "cartpole", side, side)
-    assert (tmp_path / "one.png").stat().st_size > 1000
+    curves, run = modules["curves"], modules["run"]
+    file = tmp_path / "curve.csv"
+    arguments = run.parser_of(None).parse_args(["cartpole", "--seed", "3", "--out", str(file)])
+    run.run_seed(arguments, lambda seed: [curves.Point(1000, float(seed), 0.0, 1.0)])
+    assert [point.mean for point in curves.read(file)] == [3.0]
+    assert "cartpole seed 3:    1000 steps" in capsys.readouterr().out

@@ -16,6 +16,7 @@ from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import TrainerLink, WorkerLink
 from tmrl_core.networking.links.viewer_link import ViewerLink
+from tmrl_core.networking.protocol.pictures import MAX_VIDEO_BYTES, Picture, Wanted
 from tmrl_core.networking.protocol.telemetry import Order
 from tmrl_core.networking.security import renewal
 from tmrl_core.networking.security.revocations import REVOKED_FILE, SIGNED_FILE
@@ -177,6 +178,14 @@ def test_an_operator_sees_a_run_and_pauses_a_worker(watched: Watched) -> None:
     watched.until(lambda: viewer.scene and any(event.name == "order" for event in viewer.scene.events))
     viewer.order(Order(kind="resume_worker", worker="robot"))
     watched.until(lambda: not worker.directive.pause)
+    viewer.order(Order(kind="camera", worker="robot"))
+    watched.until(lambda: worker.directive.wanted)
+    assert worker.directive.wanted == Wanted("robot", camera=1)
+    worker.show(Picture("robot", "camera", 1, b"frame"))
+    worker.show(Picture("robot", "video", 1, bytes(MAX_VIDEO_BYTES)))
+    watched.until(lambda: len(viewer.pictures) == 2)
+    assert viewer.pictures["robot", "camera"] == Picture("robot", "camera", 1, b"frame", origin="robot")
+    assert len(viewer.pictures["robot", "video"].content) == MAX_VIDEO_BYTES
     changes = viewer.changed
     assert viewer.wait(20.0, after=changes - 1)
     # A Server that starts again knows nothing of the run until its trainer and viewers are back.

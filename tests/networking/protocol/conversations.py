@@ -55,6 +55,7 @@ from tmrl_core.networking.protocol.messages import (
     Show,
     encode_body,
 )
+from tmrl_core.networking.protocol.pictures import PIECE_BYTES, PIECE_S, Picture, Wanted
 from tmrl_core.networking.protocol.telemetry import History, Order, Scene
 from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings
 from tmrl_core.networking.security.certificates import Signed, make_authority, make_client_certificate
@@ -396,7 +397,7 @@ def samples_and_policies(talk: Talk) -> None:
     talk.run()
     trainer.direct(worker.sender.stream, collect=encode_body(Collect(round=3, version=(1, 3), episodes=2)))
     talk.run()
-    trainer.direct(worker.sender.stream, refusal="another policy")
+    trainer.direct(worker.sender.stream, refusal="another policy", wanted=Wanted("robot7", 1))
     talk.run()
     assert worker.state.directive.refusal == "another policy"
     (late,) = trainer.state.lateness.values()
@@ -772,6 +773,33 @@ def proven_viewers(talk: Talk) -> None:
     assert not state.unproven
 
 
+def pictures(talk: Talk) -> None:
+    """An operator wants to see a worker: its camera in one piece, a video in two, and why there is none."""
+    trainer = _shown_by(Trainer(3, seal=trainer_seal(talk, "authenticate")))
+    talk.open(trainer.link)
+    worker = Worker("robot7", 1, seal=worker_seal(talk, "authenticate"))
+    talk.open(worker.link)
+    seal = ViewerSeal(_signer(talk, "trainer"), _verifier(talk))
+    state = ViewerState(run="run", name="anna", peer=b"v" * 16, seal=seal)
+    viewer = ViewerConnection(state, **TIMES)
+    talk.open(viewer)
+    viewer.command(*state.envelope(Order(kind="camera", worker="robot7")))
+    talk.run()
+    trainer.direct(worker.sender.stream, wanted=Wanted("robot7", 1, 2))
+    talk.run()
+    assert worker.state.directive.wanted == Wanted("robot7", 1, 2)
+    worker.link.show(Picture("robot7", "camera", 5, b"a frame"))
+    worker.link.show(Picture("robot7", "video", 6, b"v" * (PIECE_BYTES + 1), "evaluation-3.mp4"))
+    talk.run()
+    assert list(state.pictures.shown) == [("robot7", "camera")]
+    talk.wait(PIECE_S)
+    shown = state.pictures.shown["robot7", "video"]
+    assert (len(shown.content), shown.text, shown.origin) == (PIECE_BYTES + 1, "evaluation-3.mp4", "robot7")
+    worker.link.show(Picture("robot7", "camera", 7, b"", "this worker has no camera"))
+    talk.run()
+    assert state.pictures.shown["robot7", "camera"].text == "this worker has no camera"
+
+
 def refusals(talk: Talk) -> None:
     """A wrong token, another version of the protocol, a worker too many, a second trainer, and no greeting at all."""
     wrong = Worker("robot7", 1, token="wrong")
@@ -807,6 +835,7 @@ CONVERSATIONS: dict[str, Callable[[Talk], None]] = {
         other_settings,
         viewers,
         proven_viewers,
+        pictures,
     )
 }
 

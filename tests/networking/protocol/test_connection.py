@@ -39,6 +39,7 @@ from tmrl_core.networking.protocol.messages import (
     Direct,
     Directive,
     Echo,
+    Film,
     Forged,
     Halt,
     HandOver,
@@ -73,6 +74,7 @@ from tmrl_core.networking.protocol.messages import (
     decode_control,
     encode_body,
 )
+from tmrl_core.networking.protocol.pictures import Piece
 from tmrl_core.networking.protocol.telemetry import Scene
 from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection, RelaySettings
 from tmrl_core.networking.trainer import TrainerConnection, TrainerState
@@ -439,6 +441,7 @@ MESSAGES: dict[type, Control] = {
     StatusPage: StatusPage(0, 2, b"page"),
     Watch: Watch("run"),
     Show: Show("scene", encode_body(Scene(run="run"))),
+    Film: Film("camera", 0, encode_body(Piece("run", "w", "camera", 1, 0, 1, b"frame"))),
     Watched: Watched(1, 1),
     Command: Command(0, b"order"),
     Undelivered: Undelivered(0, "no trainer"),
@@ -488,12 +491,12 @@ STATES = [
         "relay",
         (HELLO_WORKER, OpenStream(0, b"s" * 16, "w")),
         "worker",
-        {OpenStream, CloseStream, HandOver, Want, Unused, Waits, Have, Lacks, Forged, Lateness, Place},
+        {OpenStream, CloseStream, HandOver, Want, Unused, Waits, Have, Lacks, Forged, Lateness, Place, Film},
     ),
     ("relay", (HELLO_TRAINER,), "trainer", {Resume, Halt, Ack, Announce, Credit, Direct, Report, Forged, Show}),
     ("relay", (HELLO_OBSERVER,), "observer", {StatusRequest, Watch, Command}),
     ("viewer", (), "greeting", {Welcome}),
-    ("viewer", (WELCOME,), "open", {StatusPage, Show, Announce, Revoked, Undelivered}),
+    ("viewer", (WELCOME,), "open", {StatusPage, Show, Film, Announce, Revoked, Undelivered}),
     ("observer", (), "greeting", {Welcome}),
     ("observer", (WELCOME,), "open", {StatusPage}),
     ("worker", (), "greeting", {Welcome}),

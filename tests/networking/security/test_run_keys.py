@@ -108,6 +108,16 @@ def test_the_highest_incarnation_survives_and_no_other_trainer_uses_it(tmp_path:
     assert RunKeyFiles(tmp_path, "other").highest == 0
 
 
+def test_processes_of_one_trainer_use_the_same_incarnation(tmp_path: Path) -> None:
+    first, second = RunKeyFiles(tmp_path, "run"), RunKeyFiles(tmp_path, "run", part=1)
+    assert second.private == first.private
+    first.hold(5)
+    second.hold(5)
+    assert (first.highest, second.highest) == (5, 5)
+    with pytest.raises(CredentialsError, match="has used incarnation 5"):
+        RunKeyFiles(tmp_path, "run", part=1).hold(5)
+
+
 def test_a_damaged_incarnation_is_refused_with_advice(tmp_path: Path) -> None:
     files = RunKeyFiles(tmp_path, "run")
     files.hold(5)

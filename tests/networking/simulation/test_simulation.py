@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.networking.simulation.scenario import EVENTS, FAULTS, KINDS, Weights, simulate
+from tests.networking.simulation.soak import Soak
 
 ROOT = Path(__file__).resolve().parents[3]
 # The seeds of the first block show each mutation.
@@ -103,3 +104,15 @@ def test_the_script_prints_a_table_and_the_command_for_a_failing_seed() -> None:
     replayed = run_script(*again.split("scripts/simulate.py ")[1].split())
     assert replayed.returncode == 1
     assert replayed.stdout.splitlines()[-1] == line
+
+
+@pytest.mark.parametrize("hours", [0.05, pytest.param(24.0, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
+def test_what_never_restarts_does_not_grow(hours: float) -> None:
+    """The tables of gone workers fill in the first hours, so that the short form sees only that everything is kept."""
+    footprint = Soak(1).soak(hours)
+    assert footprint.events > 9_000 * hours
+    for part, held in footprint.held.items():
+        if hours > 12:
+            growth, error = footprint.slope(part), footprint.spread(part)
+            assert growth < max(3 * error, 0.001 * held[-1]), part
+        assert held[-1] < 32e6, part

@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from tests.training.agents.test_tqc import ACTIONS, LAYERS, OBSERVATIONS, RATE, batch
 from tmrl_core.actor import NumpyNormalizedSquashedGaussianMLPActor
+from tmrl_core.actor.policies.torch.encoder import ConvolutionLayer
+from tmrl_core.actor.policies.torch.mlp import flatten_batch
 from tmrl_core.config.loading import from_values
 from tmrl_core.errors import ConfigError, WeightsError
 from tmrl_core.training.agents.batch_renorm import WARM_UP, BatchRenorm, batch_statistics, deviation
@@ -32,6 +34,10 @@ def agent(**more: Any) -> CrossQAgent:
 
 def norms(module: nn.Module) -> list[BatchRenorm]:
     return [layer for layer in module.modules() if isinstance(layer, BatchRenorm)]
+
+
+def convolutions(module: nn.Module) -> list[ConvolutionLayer]:
+    return [layer for layer in module.modules() if isinstance(layer, ConvolutionLayer)]
 
 
 def begun(learner: CrossQAgent, passes: int) -> CrossQAgent:
@@ -257,21 +263,59 @@ def test_a_published_policy_acts_as_the_trained_one_on_both_backends() -> None:
     np.testing.assert_allclose(one_by_one, np.tanh(trained["mu"].numpy()), rtol=1e-5, atol=1e-5)
 
 
-def test_images_are_normalized_behind_their_convolutions() -> None:
+SEEN = gym.spaces.Dict({"x": OBSERVATIONS, "frame": gym.spaces.Box(0, 255, (11, 9, 1), np.uint8)})
+"""Sides of which the convolutions' strides leave rests, so that zeros are added."""
+
+
+def seen(seed: int) -> tuple[Any, ...]:
+    x, act, reward, next_x, terminated, truncated = batch(seed=seed)
+    frames = torch.randint(0, 256, (2, len(x), 11, 9, 1), generator=torch.Generator().manual_seed(seed)).byte()
+    obs, next_obs = {"frame": frames[0], "x": x}, {"frame": frames[1], "x": next_x}
+    return obs, act, reward, next_obs, terminated, truncated
+
+
+def test_images_of_both_observations_are_normalized_together() -> None:
     torch.manual_seed(0)
-    space = gym.spaces.Dict({"x": OBSERVATIONS, "frame": gym.spaces.Box(0, 255, (8, 8, 1), np.uint8)})
-    learner = CrossQAgent(space, ACTIONS, "cpu", hidden_sizes=(16,), critic_sizes=(16,), compile=False)
-    for seed in range(5):
-        x, act, reward, next_x, terminated, truncated = batch(seed=seed)
-        frames = torch.randint(0, 256, (2, 64, 8, 8, 1), generator=torch.Generator().manual_seed(seed)).byte()
-        obs, next_obs = {"frame": frames[0], "x": x}, {"frame": frames[1], "x": next_x}
-        learner.train((obs, act, reward, next_obs, terminated, truncated))
-    worker = NumpyNormalizedSquashedGaussianMLPActor(space, ACTIONS, hidden_sizes=(16,))
-    worker.from_bytes(learner.get_actor().to_bytes())
+    learner = CrossQAgent(SEEN, ACTIONS, "cpu", hidden_sizes=(16,), critic_sizes=(16,), compile=False)
+    first = convolutions(learner.critics)[0]
+    rows = seen(0)
+    pixels = torch.cat([rows[0]["frame"], rows[3]["frame"]]).permute(0, 3, 1, 2) / 255.0
     with torch.no_grad():
-        expected = learner.model.actor(obs, test=True, compute_logprob=False)[0]
-    found, _, _ = worker.act_batch({k: v.numpy() for k, v in obs.items()}, {}, np.random.default_rng(0), True)
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-5)
+        plain = functional.conv2d(pixels, first.weight, first.bias, first.stride)
+    learner.train(rows)
+    assert isinstance(first.norm, BatchRenorm)
+    torch.testing.assert_close(first.norm.mean[0], 0.01 * plain.mean(dim=(0, 2, 3)))
+    torch.testing.assert_close(first.norm.variance[0], 0.99 + 0.01 * plain.transpose(0, 1).flatten(1).var(dim=1))
+    for update in range(1, 3):
+        learner.train(seen(update))
+    image_norms = [layer.norm for layer in convolutions(learner.critics)]
+    assert {norm.passes.item() for norm in image_norms if isinstance(norm, BatchRenorm)} == {3}
+    assert {norm.passes.item() for norm in norms(learner.model.actor.encoder)} == {1}
+
+
+def test_normalizations_of_images_fold_into_their_convolutions() -> None:
+    torch.manual_seed(0)
+    learner = CrossQAgent(SEEN, ACTIONS, "cpu", hidden_sizes=(16,), critic_sizes=(16,), compile=False)
+    for seed in range(5):
+        learner.train(seen(seed))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for norm in norms(learner.model.actor.encoder):  # as after many updates
+            norm.mean.uniform_(-1, 1, generator=generator)
+            norm.variance.uniform_(0.01, 2, generator=generator)
+            norm.scale.uniform_(0.5, 2, generator=generator)
+            norm.bias.uniform_(-1, 1, generator=generator)
+    published = learner.get_actor()
+    assert not norms(published)
+    worker = NumpyNormalizedSquashedGaussianMLPActor(SEEN, ACTIONS, hidden_sizes=(16,))
+    worker.from_bytes(published.to_bytes())
+    obs = seen(9)[0]
+    with torch.no_grad():
+        expected = learner.model.actor.outputs_at(flatten_batch(learner.model.actor.layout, obs))
+    numbers = {key: value.numpy() for key, value in obs.items()}
+    for found, _ in (published.infer(numbers, {}), worker.infer(numbers, {})):
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-5, atol=1e-5)
 
 
 def test_the_published_policy_takes_no_weights() -> None:

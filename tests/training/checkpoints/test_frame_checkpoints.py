@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from tests.training import stacked_writer as writer
+from tmrl_core.errors import CheckpointError
 from tmrl_core.samples import Buffer
 from tmrl_core.training import CheckpointStore, ReplayMemory, TrainingOffline
 from tmrl_core.training.agent import TrainingAgent
@@ -150,3 +152,57 @@ def test_a_trainer_continues_with_frames_stored_after_its_checkpoint(tmp_path: P
     for left, right in zip(found, expected, strict=True):
         assert all(np.array_equal(left[i][name], right[i][name]) for i in (0, 3) for name in ("image", "sound"))
     restored.memory.close()
+
+
+def in_ram(epochs: int) -> tuple[TrainingOffline, Sent]:
+    training = make_training(None, seed=4, priority={})
+    interface = Sent(training.memory)
+    for _ in range(epochs):
+        training.run_epoch(interface)
+    return training, interface
+
+
+def test_checkpoints_of_a_memory_in_ram_write_each_frame_once(tmp_path: Path) -> None:
+    training, interface = in_ram(1)
+    memory, store = training.memory, CheckpointStore(tmp_path)
+    frame_bytes = writer.SHAPE[0] * writer.SHAPE[1]
+    before = written = 0
+    for _ in range(3):
+        number = store.save(training, wait=True)
+        assert sum(file.stat().st_size for file in (tmp_path / str(number)).iterdir()) < 50_000
+        shared = sum(file.stat().st_size for file in (tmp_path / "replay").iterdir())
+        frames = dict(memory.state_dict()["frames"])[0]["held"].written
+        if before:
+            assert (frames - written) * frame_bytes < shared - before < 1.2 * (frames - written) * frame_bytes
+            assert frames - written < 20 < len(memory)
+        before, written = shared, frames
+        for _ in range(2):
+            memory.append_chunk(writer.message(interface.number))
+            interface.number += 1
+
+
+def test_transitions_whose_frames_are_damaged_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tmrl_core.training.memories.row_files.RECORD_BYTES", 20_000)
+    training, _ = in_ram(2)
+    CheckpointStore(tmp_path).save(training, wait=True)
+    largest = max((tmp_path / "replay").glob("rows-*.seg"), key=lambda file: file.stat().st_size)
+    damaged = bytearray(largest.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    largest.write_bytes(damaged)
+    make = partial(make_training, None, 99, {})
+    with pytest.raises(CheckpointError, match=r"set checkpoint\.drop_damaged: true\.$"):
+        CheckpointStore(tmp_path).restore(make)
+    restored = CheckpointStore(tmp_path).restore(make, drop_damaged=True)
+    assert restored is not None
+    memory = restored.memory
+    assert 0 < len(memory) < len(training.memory)
+    for item in range(len(memory)):
+        obs, _, _, next_obs, *_ = memory.get_transition(item)
+        writer.check_transition(obs, next_obs)
+    for _ in range(20):
+        for batch in memory:
+            for row in range(memory.batch_size):
+                writer.check_transition(*({name: part[row] for name, part in batch[i].items()} for i in (0, 3)))
+    interface = Sent(memory, number=500)
+    restored.run_epoch(interface)
+    CheckpointStore(tmp_path).save(restored, wait=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -313,3 +313,31 @@ def test_a_skipped_update_in_a_batch_is_described_by_its_transitions(
         described.append({path.name: path.read_text() for path in folder.glob("*.json")})
         assert looped.updates_skipped == len(described[-1]) > 1
     assert described[0] == described[1]
+
+
+def test_an_agent_can_tell_whoever_watches(make_rows: Any) -> None:
+    class Telling(Watched):
+        def train(self, batch: Any) -> Any:
+            assert self.on_notice is not None
+            self.on_notice("compiling", "no update is made meanwhile")
+            return super().train(batch)
+
+    class Hearing(Fed):
+        heard: ClassVar[list[tuple[str, str]]] = []
+
+        def event(self, event: str, message: str = "") -> None:
+            self.heard.append((event, message))
+
+    interface = Hearing(make_rows, 30)
+    looped = TrainingOffline(
+        (OBSERVATIONS, ACTIONS),
+        lambda nb_steps, device: ReplayMemory(device, nb_steps, memory_size=100, batch_size=4, seed=3),
+        Telling,
+        epochs=1,
+        rounds=1,
+        steps=2,
+        start_training=1,
+    )
+    interface.agent = looped.agent
+    looped.run_epoch(interface)
+    assert interface.heard[0] == ("compiling", "no update is made meanwhile")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,3 +89,26 @@ def test_transitions_are_removed_with_their_frames(made: Any) -> None:
         assert (needs[first:] >= frames.oldest).all()
         assert first == 0 or needs[first - 1] < frames.oldest
     assert 0 < first < CAPACITY
+
+
+def test_frames_that_a_checkpoint_has_yet_to_write_are_not_overwritten() -> None:
+    frames = RamFrames(CAPACITY, STACK, SHAPE, DTYPE)
+    frames.put(frames_of(np.arange(frames.size)))
+    lease = frames.lease_rows(0)
+    writer = threading.Thread(target=frames.put, args=(frames_of([7, 7]),))
+    writer.start()
+    lease.advance(1)
+    writer.join(0.05)
+    assert writer.is_alive()
+    assert frames.written == frames.size
+    lease.advance(2)
+    writer.join(10)
+    assert frames.written == frames.size + 2
+
+
+def test_frames_of_another_shape_are_refused() -> None:
+    frames, other = (RamFrames(CAPACITY, STACK, shape, DTYPE) for shape in (SHAPE, (5, 2)))
+    other.put(np.zeros((3, 5, 2), DTYPE))
+    with pytest.raises(ValueError, match=r"of shape \[5, 2\] do not fit this memory"):
+        frames.load_state_dict(other.state_dict(), [ring[:3] for ring in other.row_arrays])
+    assert frames.written == 0

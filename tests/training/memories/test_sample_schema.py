@@ -133,6 +133,12 @@ def test_the_error_names_the_difference_from_the_declaration(
     assert "trainer.check_spaces" in str(refused.value)
 
 
+def test_encoded_images_that_the_trainer_does_not_expect_name_the_setting(make_rows: Rows) -> None:
+    chunk = dataclasses.replace(seen(make_rows, np.zeros(3, np.float32)), observation=[b"a file"] * 3)
+    with pytest.raises(SampleRefusedError, match=r"is encoded images \(set worker\.images for the trainer too\)"):
+        DeclaredSamples(BOX3, BOX1).check(chunk)
+
+
 def test_only_rows_with_actions_are_checked(make_rows: Rows) -> None:
     declared = DeclaredSamples(BOX3, spaces.Discrete(2, start=1))
     chunk = seen(make_rows, np.zeros(3, np.float32), np.int64(1))

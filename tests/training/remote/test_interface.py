@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from tests.waiting import until
 from tmrl_core.actor import ActorModule
@@ -39,6 +40,7 @@ from tmrl_core.networking.trainer import Member
 from tmrl_core.networking.trainer.inbox import TAKEN_BYTES
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
 from tmrl_core.samples.codec import decoded_bytes, encode_message
+from tmrl_core.samples.images import ImageDecoder, ImageShape, encode_image
 from tmrl_core.training.loops.episode_metrics import MAX_NAMES_EACH
 from tmrl_core.training.loops.evaluation import Evaluator
 from tmrl_core.training.remote.interface import (
@@ -238,6 +240,27 @@ def test_an_evaluation_whose_record_may_be_lost_is_requested_again_from_the_only
     now[0] = 60.0
     interface._tick()
     assert len(requested) == (1 if lost == "none" else 2)
+
+
+def test_encoded_images_are_decoded_and_bombs_are_refused() -> None:
+    pytest.importorskip("PIL")
+    shape = ImageShape(0, 32, 32, 3)
+    interface = RemoteInterface(TrainerLink(LinkSettings(transport="local"), name="t", run="run"))
+    interface.images = ImageDecoder(spaces.Box(0, 255, shape.shape, np.uint8), 20_000)
+    image = np.full(shape.shape, 90, np.uint8)
+    files = [encode_image(image, shape, 75)] * 4
+    for number, sent in enumerate((files, [*files, b"\xff\xd8"], files * 2)):
+        buffer = Buffer()
+        for file in sent:
+            buffer.append_sample((np.zeros(1), file, 0.0, False, False, {}))
+        payload = memoryview(encode_message(buffer.chunks[0], []))
+        interface.link.trainer.inbox.append(Received(bytes(16), number, len(sent), payload, len(payload)))
+    (honest,) = interface.receive()
+    (chunk,) = honest.chunks
+    assert np.array_equal(np.asarray(chunk.observation), np.stack([image] * 4))
+    _, damaged, many = (delivery.refusal or "" for _, delivery in interface._outstanding)
+    assert "in a file of less than 1/64" in damaged
+    assert "8 samples with images of 3072 bytes, more than 20000" in many
 
 
 def test_a_worker_is_idle_when_it_waits_for_a_round_and_not_for_a_policy() -> None:

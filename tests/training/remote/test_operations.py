@@ -13,6 +13,7 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.metrics import MemorySink, Recorder, names
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.protocol.messages import PAUSE_END, Evaluation, Progress, encode_body, starves
+from tmrl_core.networking.protocol.pictures import CAMERA_S, Wanted
 from tmrl_core.networking.protocol.telemetry import Order, OrderEnvelope, OrderKind, OrderOutcome
 from tmrl_core.networking.trainer import Member
 from tmrl_core.networking.trainer.orders import MAX_WAITING
@@ -230,3 +231,33 @@ def test_an_order_is_in_words() -> None:
 def test_looking_for_orders_costs_nothing_where_there_are_none(paused: Paused) -> None:
     assert not paused.interface.operations.obey()
     until(lambda: not paused.interface.operations.pauses)
+
+
+def test_who_wants_to_see_a_worker_is_recorded_once_and_forgotten_after_a_minute(paused: Paused) -> None:
+    def wanted(stream: bytes) -> Wanted | None:
+        directive = paused.link.trainer.directives.get(stream)
+        return None if directive is None else directive.wanted
+
+    paused.order("camera", worker="robot7")
+    paused.interface.rest()
+    assert wanted(FIRST) == Wanted("robot7", camera=1)
+    assert wanted(SECOND) is None
+    for _ in range(3):
+        paused.now += CAMERA_S / 2
+        paused.order("camera", worker="robot7")
+        paused.interface.rest()
+    paused.order("video", worker="robot7")
+    paused.interface.rest()
+    assert wanted(FIRST) == Wanted("robot7", camera=4, video=5)
+    texts = [outcome.text for outcome in paused.link.trainer.orders.outcomes]
+    assert texts == ["show the camera of robot7", "show the video of robot7"]
+    paused.recorder.flush()
+    events = [one.text(names.MESSAGE) for one in paused.sink.records if one.text(names.EVENT) == names.EVENT_ORDER]
+    assert events == [f"anna: {text}: done" for text in texts]
+    paused.now += CAMERA_S
+    paused.order("pause_worker", worker="robot7")
+    paused.interface.rest()
+    assert wanted(FIRST) is None
+    paused.order("camera", worker="robot9")
+    paused.interface.rest()
+    assert paused.answer.outcome.startswith("refused: no worker 'robot9' is connected; connected: robot7, robot8")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tmrl_core import training
 from tmrl_core.errors import ConfigError
+from tmrl_core.metrics import names
 from tmrl_core.training.agents import off_policy
 from tmrl_core.training.agents.dqn import DQNAgent
 from tmrl_core.training.agents.optimizers import optimizer_metrics
@@ -313,6 +314,16 @@ def test_without_a_compiler_one_line_is_logged_and_results_are_equal(caplog: pyt
         "updates run uncompiled, which affects their speed only: RuntimeError: No working C++ compiler found"
     ]
     assert all(torch.equal(a, b) for a, b in zip(agent_tensors(fast), agent_tensors(plain), strict=True))
+
+
+def test_whoever_watches_is_told_that_an_update_is_compiled() -> None:
+    agent = make(CHEAP, True)
+    told: list[tuple[str, str]] = []
+    agent.on_notice = lambda event, message: told.append((event, message))
+    train(agent, True, 3)
+    assert [event for event, _ in told] == [names.EVENT_COMPILING] * 2
+    assert "no update is made meanwhile" in told[0][1]
+    assert told[1][1].startswith("compiled in ")
 
 
 def test_a_subclass_without_update_kinds_is_not_compiled() -> None:

@@ -25,7 +25,9 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 
+from tmrl_core.actor.rollout.pictures import Frame, NoPictureError
 from tmrl_core.actor.rollout.polling import FIRST_STEPS
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.uplink import Uplink
@@ -148,6 +150,22 @@ class Collector(ABC):
         finally:
             self._evaluating = False
         return True
+
+    def frame(self) -> Frame:
+        """Return a picture of the environment, for viewers.
+
+        Raises:
+            NoPictureError: there is none.
+        """
+        raise NoPictureError("a worker with several environments or agents shows no camera")
+
+    def latest_video(self) -> Path:
+        """Return the file of the latest evaluation's video, for viewers.
+
+        Raises:
+            NoPictureError: there is none.
+        """
+        raise NoPictureError("a worker with several environments or agents records no videos of evaluations")
 
     # --- failures and the end -----------------------------------------------------------------------------------------
 

@@ -50,6 +50,7 @@ from numpy import ndarray
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment, report_failure
 from tmrl_core.actor.rollout.collector import Collector, Hook
 from tmrl_core.actor.rollout.lateness import Lateness, lateness_text
+from tmrl_core.actor.rollout.pictures import Frame, NoPictureError, picture_in, rendered
 from tmrl_core.actor.rollout.polling import next_slice
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
@@ -59,6 +60,7 @@ from tmrl_core.blas_threads import one_blas_thread
 from tmrl_core.envs.filmed import Filmed
 from tmrl_core.errors import EnvironmentFailedError, ObservationError, PolicyFailedError
 from tmrl_core.long_calls import remarks
+from tmrl_core.metrics.run_files import latest_video
 from tmrl_core.metrics.text import return_text
 from tmrl_core.networking.protocol.messages import EPISODE_END, PAUSE_END, Evaluation
 
@@ -456,6 +458,23 @@ class EnvironmentLoop(Collector):
             else:
                 env.stop()
         return self.play(collect=False, test=True, seed=evaluation.seeds[index], evaluation=evaluation.id)
+
+    def frame(self) -> Frame:
+        """See `Collector`: what the environment renders, or the picture in the latest observation."""
+        env = self.environment.env
+        return rendered(env) if env.render_mode == "rgb_array" else picture_in(self._obs)
+
+    def latest_video(self) -> Path:
+        """See `Collector`."""
+        folder = self.evaluation_videos
+        path = None if folder is None else latest_video(folder)
+        if path is None:
+            raise NoPictureError(
+                "this worker records no videos of evaluations: set worker.evaluation_videos: true (extra `video`)"
+                if folder is None
+                else "this worker has played no evaluation yet"
+            )
+        return path
 
     def close(self) -> None:
         """Close the environment, and release the device of a person."""

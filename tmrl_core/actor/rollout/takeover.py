@@ -65,6 +65,7 @@ from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.errors import ConfigError, TakeoverError
 from tmrl_core.samples.finite import is_finite
 from tmrl_core.samples.segments import INTERVENTION_RATE, IS_SUCCESS, TAKEOVERS
+from tmrl_core.storage import FolderLock
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class Takeover:
         executed: key of the environment's infos with the executed action; an info without it: the action that was
             passed to the environment.
         success_reward: reward of a step that the person marks as a success.
+        held: the device's lock, released with it.
 
     Raises:
         ConfigError: the action space is of another kind.
@@ -95,12 +97,14 @@ class Takeover:
         *,
         executed: str = "teleop_action",
         success_reward: float = 1.0,
+        held: FolderLock | None = None,
     ) -> None:
         if not isinstance(action_space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
             raise ConfigError(
                 f"{KEY}: the action space is {action_space}; allowed: Box, Discrete, MultiDiscrete, MultiBinary"
             )
         self.source = source
+        self._held = held
         self._space = action_space
         self._bounds = (action_space.low, action_space.high) if isinstance(action_space, spaces.Box) else None
         self._recorder = recorder
@@ -197,6 +201,8 @@ class Takeover:
     def close(self) -> None:
         """Release the device."""
         self.source.close()
+        if self._held is not None:
+            self._held.close()
 
     # --- parts --------------------------------------------------------------------------------------------------------
 

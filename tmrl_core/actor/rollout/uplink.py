@@ -57,6 +57,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tmrl_core.actor.rollout.link import RolloutLink
+from tmrl_core.actor.rollout.pictures import WorkerPictures
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.recorder import StepRecorder, steps_in
 from tmrl_core.actor.rollout.recording import Recording
@@ -113,6 +114,7 @@ class Uplink:
         refusal: reason of the latest refusal of a policy, which is logged once; empty: the latest one fits.
         latest_version: version of the latest policy that has arrived, including refused ones.
         sent_at: `time.perf_counter` at the latest `send`.
+        pictures: shows this worker to viewers; None: it has nothing to show.
         steps_sent: number of environment steps passed to the link; a reset is none.
     """
 
@@ -137,6 +139,7 @@ class Uplink:
         self.files = files if files is not None else PolicyFiles(None)
         self._drain_timeout_s = drain_timeout_s
         self._recording = recording
+        self.pictures: WorkerPictures | None = None
         self._stopping = False
         self._versions_counted = 0
         self._versions_taken = self._versions_kept = 0
@@ -180,6 +183,9 @@ class Uplink:
                 self._finish_logged = True
             return True
         link.check()
+        # Every loop asks between two slices, in the environment's thread: the place where nobody is in a step.
+        if self.pictures is not None and (wanted := link.directive.wanted) is not None:
+            self.pictures.look(wanted)
         return False
 
     def wait(self) -> None:
@@ -197,6 +203,8 @@ class Uplink:
         try:
             return self._close_link()
         finally:
+            if self.pictures is not None:
+                self.pictures.close()
             if self._recording is not None:
                 self._recording.close()
 

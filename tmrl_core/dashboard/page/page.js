@@ -20,6 +20,7 @@ const EMPTY = {version: [0, 0], elapsed_s: 0, state: "collecting", waits: "", en
   values: {}, events: [], checkpoints: [], policies: [], settings: {}, orders: []};
 const LONGEST_SILENCE_S = 5; // of the server of this page, which sends each second
 
+let every = {}; // all settings
 let screen = null, curves = {}, axis = "steps", heardAt = 0, lost = "", sent = new Map();
 const known = new Map(); // latest values of which curves have a point already
 const shown = new Map(); // what a table shows, so that it is made again only if it changes
@@ -82,7 +83,7 @@ function showScreen(next) {
   const state = !screen.link.startsWith("connected") ? "not connected" : scene ? scene.state : "no trainer";
   setText("state", state);
   $("state").className = {training: "good", collecting: "note", evaluating: "note", paused: "note", ended: "note", waiting: "warn"}[state] ?? "bad";
-  showVerdict(); showFaults(); showAlive(); showOrders();
+  showVerdict(); showFaults(); showAlive(); showOrders(); showPictures();
   if (!scene) return;
   grow(scene);
   rows("policies", scene.policies.map(([version, time, mean]) => [`v${version[1]}`, date(time), numberText(mean)]).reverse(), [2]);
@@ -156,8 +157,10 @@ function showAlive() {
 
 // --- curves ---
 
-function takeCurves({series}) {
+function takeCurves({series, settings}) {
   known.clear();
+  every = settings ?? {};
+  showSettings();
   curves = Object.fromEntries(Object.entries(series).map(([name, columns]) => [name, new Curve(columns)]));
   drawCurves();
 }
@@ -215,13 +218,18 @@ async function confirmed(text, {command = "", yes = "Send"} = {}) {
   return new Promise(resolve => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), {once: true}));
 }
 
+async function post(order) {
+  const answer = await fetch("orders", {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(order)});
+  const found = await answer.json();
+  if (!answer.ok) throw new Error(found.error);
+  return found;
+}
+
 async function send(order, question, yes) {
   if (!await confirmed(question, {yes})) return;
   setText("outcome", "sending …");
   try {
-    const answer = await fetch("orders", {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(order)});
-    const found = await answer.json();
-    if (!answer.ok) throw new Error(found.error);
+    const found = await post(order);
     sent.set(found.id, question);
     setText("outcome", "sent; the trainer has not answered yet");
     showOrders();
@@ -272,6 +280,90 @@ function showOrders() {
     $("names").replaceChildren(...names.map(name => { const option = make("option"); option.value = name; return option; }));
   }
 }
+
+// --- camera and video ---
+
+// A picture is fetched when its number has changed, and not while nobody sees this page: the worker stops soon after.
+const pictures = new Map(); // figures by worker and kind
+
+function showPictures() {
+  showLooked();
+  const may = Boolean(screen?.may_order), workers = may ? screen.workers.filter(one => one.level !== "off").map(one => one.name) : [];
+  $("pictures").hidden = !screen.pictures.length && !workers.length;
+  $("look").hidden = !workers.length;
+  if (shown.get("look") !== workers.join("\n")) {
+    shown.set("look", workers.join("\n"));
+    const chosen = $("look-worker").value;
+    $("look-worker").replaceChildren(...workers.map(name => make("option", name)));
+    if (workers.includes(chosen)) $("look-worker").value = chosen;
+  }
+  if (document.hidden) return;
+  for (const one of screen.pictures) {
+    const key = `${one.kind} ${one.worker}`;
+    if (!pictures.has(key)) {
+      const figure = make("figure"), media = make(one.kind === "camera" ? "img" : "video"), caption = make("figcaption");
+      if (one.kind === "video") Object.assign(media, {controls: true, loop: true, muted: true, playsInline: true});
+      figure.append(media, caption);
+      $("picture-list").append(figure);
+      pictures.set(key, {figure, media, caption, number: -1, busy: false});
+    }
+    const at = pictures.get(key);
+    if (at.number !== one.number && !at.busy) fetchPicture(at, one);
+  }
+}
+
+async function fetchPicture(at, {worker, kind, number, size, text, origin}) {
+  const what = kind === "camera" ? `Camera of ${worker}` : worker ? `Latest evaluation of ${worker}` : "Latest evaluation";
+  const proven = origin && origin !== worker ? `certificate ${origin}` : "";
+  at.number = number;
+  at.busy = true;
+  at.media.hidden = !size;
+  at.caption.textContent = [what, proven, text, date(number / 1e6)].filter(Boolean).join(" · ");
+  try {
+    if (!size) return;
+    const answer = await fetch(`pictures/${kind}?worker=${encodeURIComponent(worker)}`);
+    if (!answer.ok) return;
+    const before = at.media.src, url = URL.createObjectURL(await answer.blob());
+    at.media[kind === "camera" ? "alt" : "ariaLabel"] = what;
+    at.media.src = url;
+    if (before) URL.revokeObjectURL(before);
+  } catch { /* not reached: the stream says so */ } finally { at.busy = false; }
+}
+
+$("look").addEventListener("submit", async event => {
+  event.preventDefault();
+  const kind = event.submitter.value, worker = $("look-worker").value;
+  setText("look-outcome", `asking ${worker} …`);
+  try {
+    const answer = await post({kind, worker});
+    looked = {id: answer.id, worker};
+    showLooked();
+  } catch (error) {
+    setText("look-outcome", `not sent: ${error.message}`);
+  }
+});
+
+let looked = null; // the latest wish
+
+function showLooked() {
+  if (!looked) return;
+  const answer = (screen?.scene?.orders ?? []).find(([id]) => id === looked.id);
+  if (!answer) return;
+  setText("look-outcome", answer[2] === "done" ? `${looked.worker} was asked` : answer[2]);
+  looked = null;
+}
+
+// --- all settings ---
+
+function showSettings() {
+  const names = Object.keys(every), wanted = $("setting-filter").value.trim().toLowerCase();
+  $("all-settings").hidden = !names.length;
+  if (!$("all-settings").open) return;
+  rows("every-setting", names.filter(name => `${name} ${every[name]}`.toLowerCase().includes(wanted)).map(name => [name, every[name]]));
+}
+
+$("all-settings").addEventListener("toggle", showSettings);
+$("setting-filter").addEventListener("input", showSettings);
 
 // --- the stream ---
 

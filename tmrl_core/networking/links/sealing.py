@@ -258,18 +258,23 @@ def seal_worker(
     return identity, seal
 
 
-def card_problem(settings: LinkSettings, run: str, card: bytes) -> str:
-    """Return the reason why a worker would not accept a trainer's card; empty: it would.
+def card_problem(settings: LinkSettings, run: str, card: bytes, role: CertifiedRole = "worker") -> str:
+    """Return the reason why a worker or a viewer would not accept a trainer's card; empty: it would.
 
     Raises:
         CredentialsError: a file of this machine is missing or damaged.
     """
+    from tmrl_core.networking.observer.seal import ViewerSeal
     from tmrl_core.networking.worker.seal import WorkerSeal
 
-    identity = Identity(find(settings.credentials_dir), "worker")
+    identity = Identity(find(settings.credentials_dir), role)
     said: list[str] = []
-    seal = WorkerSeal(run, identity.signer, identity.verifier, mode="authenticate", on_forged=said.append)
-    return "" if seal.announced(card) else said[0]
+    if role == "operator":
+        ViewerSeal(identity.signer, identity.verifier, on_forged=said.append).announced(card)
+    else:
+        seal = WorkerSeal(run, identity.signer, identity.verifier, mode="authenticate", on_forged=said.append)
+        seal.announced(card)
+    return "".join(said[:1])
 
 
 def seal_viewer(settings: LinkSettings, log: RemarkLog) -> tuple[Identity, ViewerSeal] | tuple[None, None]:
@@ -313,7 +318,7 @@ def seal_trainer(
     from tmrl_core.networking.trainer.seal import TrainerSeal
 
     folder = find(settings.credentials_dir)
-    identity, files = Identity(folder, "trainer"), RunKeyFiles(folder, run)
+    identity, files = Identity(folder, "trainer"), RunKeyFiles(folder, run, settings.part)
     key, older = RunKey(files.private), map(RunKey, files.older)
     identity.seal = seal = TrainerSeal(
         run, identity.signer, identity.verifier, key, older=older, mode=mode, on_forged=log.forged

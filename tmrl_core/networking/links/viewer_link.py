@@ -20,6 +20,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Mapping
 
 import msgspec
 
@@ -27,6 +28,7 @@ from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import seal_viewer
 from tmrl_core.networking.observer.viewer import ViewerConnection, ViewerState
+from tmrl_core.networking.protocol.pictures import Kind, Picture
 from tmrl_core.networking.protocol.status import ServerStatus
 from tmrl_core.networking.protocol.telemetry import History, Order, OrderOutcome, Scene
 from tmrl_core.networking.transports.base import Transport
@@ -95,6 +97,11 @@ class ViewerLink(Link):
     def history(self) -> History | None:
         """Return the latest curves; None: none yet."""
         return self.viewer.history
+
+    @property
+    def pictures(self) -> Mapping[tuple[str, Kind], Picture]:
+        """Return the latest pictures of workers by label and kind, of which an operator has ordered some."""
+        return self.viewer.pictures.shown
 
     @property
     def status(self) -> ServerStatus | None:

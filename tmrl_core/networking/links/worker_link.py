@@ -60,6 +60,7 @@ from tmrl_core.networking.protocol.messages import (
     decode_body,
     plain,
 )
+from tmrl_core.networking.protocol.pictures import Picture
 from tmrl_core.networking.spools.stream_files import SpooledStreamInfo, StreamFiles, default_limit, left_streams
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.selection import LinkSettings, is_loopback
@@ -468,6 +469,11 @@ class WorkerLink(Link):
             self._worker.waits = text
             if (connection := self._connection) is not None:  # otherwise the next one tells it
                 self._call(connection.say_waits)
+
+    def show(self, picture: Picture) -> None:
+        """Send viewers a picture of this worker, if the link stands. Safe from any thread."""
+        if (connection := self._connection) is not None:
+            self._call(connection.show, picture)
 
     @property
     def waits(self) -> str:

@@ -22,8 +22,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tmrl_core.errors import ForgedError
 from tmrl_core.networking.end_to_end.identity import Signer, Verifier, digest, is_signed
 from tmrl_core.networking.end_to_end.orders import sign_order
+from tmrl_core.networking.end_to_end.pictures import check_piece
 from tmrl_core.networking.end_to_end.statements import RunCard, broadcast_statement, decode_statement, split_trailer
 from tmrl_core.networking.protocol.messages import Version
+from tmrl_core.networking.protocol.pictures import Piece
 from tmrl_core.networking.protocol.telemetry import OrderEnvelope
 
 
@@ -103,6 +105,18 @@ class ViewerSeal:
             raise
         self._newest[part] = version
         return run, content
+
+    def check_piece(self, piece: Piece) -> str:
+        """Return the name in the certificate of the worker that has made a piece of a picture.
+
+        Raises:
+            ForgedError: no worker with a valid certificate has made it.
+        """
+        try:
+            return check_piece(piece, self._verifier).name
+        except ForgedError as exc:
+            self.count(str(exc))
+            raise
 
     def sign(self, envelope: OrderEnvelope) -> OrderEnvelope:
         """Return an order with its proof."""

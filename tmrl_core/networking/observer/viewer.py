@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tmrl_core.errors import ForgedError
 from tmrl_core.networking.observer.connection import ObserverConnection, ObserverState
+from tmrl_core.networking.observer.pictures import ArrivingPictures
 from tmrl_core.networking.protocol.messages import (
     LEGAL,
     PROOF_ENDS,
@@ -16,6 +17,7 @@ from tmrl_core.networking.protocol.messages import (
     Announce,
     Command,
     Control,
+    Film,
     Revoked,
     Show,
     Undelivered,
@@ -25,6 +27,7 @@ from tmrl_core.networking.protocol.messages import (
     encode_body,
     plain,
 )
+from tmrl_core.networking.protocol.pictures import Piece
 from tmrl_core.networking.protocol.telemetry import History, Order, OrderEnvelope, OrderOutcome, Scene
 
 if TYPE_CHECKING:  # loaded only where authentication is on
@@ -47,6 +50,7 @@ class ViewerState(ObserverState):
         self.seal = seal
         self.scene: Scene | None = None
         self.history: History | None = None
+        self.pictures = ArrivingPictures()
         self.unproven = ""
         """Reason why the latest part of the telemetry was not believed; empty: it was."""
         self.signed = False
@@ -105,6 +109,20 @@ class ViewerState(ObserverState):
         else:
             self.history = decode_body(content, History)
 
+    def filmed(self, body: bytes) -> bool:
+        """Take a piece of a picture, if it is believed. Return True if a picture is complete now.
+
+        Raises:
+            RemoteProtocolError: it cannot be read.
+        """
+        piece: Piece = decode_body(body, Piece)
+        if self.scene is None or piece.run != self.scene.run:
+            return False
+        try:
+            return self.pictures.add(piece, self.seal.check_piece(piece) if self.seal is not None else "")
+        except ForgedError:
+            return False
+
 
 class ViewerConnection(ObserverConnection):
     """A viewer's end of one link."""
@@ -124,6 +142,9 @@ class ViewerConnection(ObserverConnection):
         match message:
             case Show():
                 state.shown(message.part, message.body)
+            case Film():
+                if not state.filmed(message.body):
+                    return
             case Announce():
                 if state.seal is not None:
                     state.seal.announced(message.body)

@@ -29,6 +29,7 @@ application envelopes (`PolicyUpdate`, `Directive`, `Progress`) as opaque bytes 
 #
 #     worker   -> relay             OpenStream, CloseStream, HandOver, Want, Unused, Have, Lacks, Forged, Place
 #     worker   -> relay -> trainer  DATA, Waits, Lateness
+#     worker   -> relay -> observer Film
 #     trainer  -> relay             Credit, Announce, Forged, WEIGHTS
 #     trainer  -> relay -> worker   Resume, Halt, Ack, Direct, Report, Announce, WEIGHTS
 #     relay    -> worker            Welcome, Refused, Resume, Halt, Stored, Credit, Place, Revoked
@@ -66,6 +67,7 @@ import msgspec
 from tmrl_core.decodable import decodable
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.framing import HEADER, MAX_PAYLOAD_BYTES, Kind
+from tmrl_core.networking.protocol.pictures import MAX_PIECES, Wanted
 from tmrl_core.networking.protocol.telemetry import MAX_ORDER_BYTES
 
 PROTOCOL_VERSION = 1
@@ -229,6 +231,7 @@ class Directive(msgspec.Struct, frozen=True):
         finish: the run has ended.
         collect: encoded `Collect`, in lockstep collection.
         refusal: reason why the trainer uses no samples of this worker; empty: it uses them.
+        wanted: pictures of this worker that an operator wants to see; None: none.
     """
 
     revision: int = 0
@@ -237,6 +240,7 @@ class Directive(msgspec.Struct, frozen=True):
     finish: bool = False
     collect: bytes | None = None
     refusal: str = ""
+    wanted: Wanted | None = None
 
 
 @decodable
@@ -724,6 +728,17 @@ class Show(Control, frozen=True, tag="show"):
     body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
 
 
+class Film(Control, frozen=True, tag="film"):
+    """Worker -> relay -> observers that watch its run: an encoded `Piece` of a picture.
+
+    A last value for each kind and part.
+    """
+
+    kind: Literal["camera", "video"]
+    part: Annotated[int, msgspec.Meta(ge=0, lt=MAX_PIECES)]
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
+
+
 class Watched(Control, frozen=True, tag="watched"):
     """Relay -> trainer: number of observers that watch its run, and number of those that have come on this link.
 
@@ -757,7 +772,7 @@ LEGAL: dict[str, dict[str, frozenset[type]]] = {
         "greeting": frozenset({Hello, Probe}),
         "probe": frozenset({Echo}),
         "worker": frozenset(
-            {OpenStream, CloseStream, HandOver, Want, Unused, Have, Lacks, Waits, Forged, Lateness, Place}
+            {OpenStream, CloseStream, HandOver, Want, Unused, Have, Lacks, Waits, Forged, Lateness, Place, Film}
         ),
         "trainer": frozenset({Resume, Halt, Ack, Announce, Credit, Direct, Report, Forged, Show}),
         "observer": frozenset({StatusRequest, Watch, Command}),
@@ -778,7 +793,7 @@ LEGAL: dict[str, dict[str, frozenset[type]]] = {
     },
     "viewer": {
         "greeting": frozenset({Welcome}),
-        "open": frozenset({StatusPage, Show, Announce, Revoked, Undelivered}),
+        "open": frozenset({StatusPage, Show, Film, Announce, Revoked, Undelivered}),
     },
     "probe": {
         "greeting": frozenset({Diagnosis}),

@@ -7,7 +7,7 @@
 # policies:
 #
 #     Scene     at most 8 kB    everything that has a present value; each second while somebody watches
-#     History   at most 56 kB   each curve in a few hundred points; when a viewer joins, and every 30 s
+#     History   at most 56 kB   each curve in a few hundred points, all settings; when a viewer joins, and every 30 s
 #
 # Both are complete in themselves. A viewer that joins, or has missed some, needs nothing but the latest of each, so
 # nobody counts, repeats or queues them, and a slow viewer holds one of each.
@@ -45,13 +45,15 @@ State = Literal["collecting", "training", "waiting", "evaluating", "paused", "en
 - `ended`: the run has ended in order, or by an error, which the last event says.
 """
 
-OrderKind = Literal["pause", "resume", "pause_worker", "resume_worker", "checkpoint", "ratio"]
+OrderKind = Literal["pause", "resume", "pause_worker", "resume_worker", "checkpoint", "ratio", "camera", "video"]
 """Kind of an order.
 
 - `pause`, `resume`: no further updates, until resumed. Samples are still received.
 - `pause_worker`, `resume_worker`: the worker named in `Order.worker` stops at the end of its episode, until resumed.
 - `checkpoint`: write a checkpoint now.
 - `ratio`: at most `Order.value` updates for each environment step from now on.
+- `camera`: the worker named in `Order.worker` shows its camera for a minute (`pictures.py`).
+- `video`: that worker sends the video of its latest evaluation, once.
 """
 
 Point: TypeAlias = tuple[int, float, float]
@@ -191,10 +193,12 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
         series: points by the name of the metric (`metrics.names`), the oldest first. `rollout/ep_rew` has the returns
             of training episodes, `eval/mean_reward`, `eval/min_reward` and `eval/max_reward` the evaluations. Where a
             curve has become long, a point is the mean (the lowest, the highest) of neighbouring ones.
+        settings: all settings, by their keys, as text; empty: they do not fit.
     """
 
     run: str
     series: dict[str, tuple[Point, ...]] = {}
+    settings: dict[str, str] = {}
 
 
 @decodable
@@ -203,7 +207,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         kind: see `OrderKind`.
-        worker: label of the worker, for `pause_worker` and `resume_worker`.
+        worker: label of the worker, for `pause_worker`, `resume_worker`, `camera` and `video`.
         value: updates for each environment step, for `ratio`.
     """
 
@@ -225,6 +229,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
                 return f"resume worker {self.worker}"
             case "checkpoint":
                 return "write a checkpoint"
+            case "camera":
+                return f"show the camera of {self.worker}"
+            case "video":
+                return f"show the video of {self.worker}"
             case "ratio":
                 return f"at most {self.value:g} updates for each environment step" if self.value else "change the ratio"
 

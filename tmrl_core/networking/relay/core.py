@@ -86,6 +86,7 @@ from tmrl_core.networking.protocol.messages import (
     Credit,
     Direct,
     Echo,
+    Film,
     Forged,
     Halt,
     HandOver,
@@ -311,6 +312,8 @@ class Relay:
                 self._show(link, message.page)
             case Show():
                 self.viewers.show(link, message)
+            case Film():
+                self.viewers.film(link, message)
             case Watch():
                 self._watch(link, message.run)
             case Command():

@@ -15,14 +15,19 @@
 # Commands are forwarded unread: an order is proved to the trainer (`end_to_end/orders.py`), and the relay could neither
 # make nor change one. It limits their number, because the proof of each costs the trainer the time of two signatures.
 # A command that cannot be forwarded is answered, since nobody else would.
+#
+# Pictures of workers (`protocol/pictures.py`) are passed on and not kept: a viewer holds the latest of each kind and
+# part, whichever worker it is of, so at most 660 kB.
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.protocol.messages import MAX_BODY_BYTES, Command, Control, Show, Undelivered, Watched
+from tmrl_core.networking.protocol.messages import MAX_BODY_BYTES, Command, Control, Film, Show, Undelivered, Watched
+from tmrl_core.networking.protocol.pictures import PIECES_AT_ONCE, PIECES_PER_S
 from tmrl_core.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
@@ -50,6 +55,7 @@ class Viewers:
         self._trainer: RelayConnection | None = None
         self._joined = 0
         self._commands: dict[str, TokenBucket] = {}  # as many as there are certificates and tokens of observers
+        self._pieces: WeakKeyDictionary[RelayConnection, TokenBucket] = WeakKeyDictionary()
 
     def __contains__(self, link: RelayConnection) -> bool:
         """Return True for a link that watches."""
@@ -92,6 +98,13 @@ class Viewers:
             self._shown.popitem(last=False)
         for link in self.of_run(trainer.run):
             link.put(message.part, message)
+
+    def film(self, worker: RelayConnection, message: Film) -> None:
+        """Forward a piece of a picture to the links that watch the worker's run, unless it sends too many."""
+        bucket = self._pieces.setdefault(worker, TokenBucket(PIECES_PER_S, PIECES_AT_ONCE))
+        if bucket.take(worker.now):
+            for link in self.of_run(worker.run):
+                link.put(("film", message.kind, message.part), message)
 
     def command(self, link: RelayConnection, message: Command) -> None:
         """Forward a command to the trainer of the run that the link watches, or say why not.

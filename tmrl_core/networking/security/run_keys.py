@@ -1,7 +1,8 @@
 """A trainer's keys of its runs, and the highest incarnation that it has used in each, in its credentials folder.
 
     run_keys/NAME-XXXXXXXX.key          the private key of one run: workers encrypt or authenticate samples for it
-    run_keys/NAME-XXXXXXXX.incarnation  the highest incarnation of a trainer of that run on this machine
+    run_keys/NAME-XXXXXXXX.incarnation  the highest incarnation of a trainer of that run on this machine; if several
+                                        processes are one trainer, NAME-XXXXXXXX.1.incarnation is the second one's
     run_keys/older/*.key                keys of runs that were copied from other machines, for samples sealed for them
 
 The key is made once and never replaced, because the Server's spool may hold messages for it. It is never part of a
@@ -54,6 +55,7 @@ class RunKeyFiles:
     Args:
         directory: the credentials folder, or a bundle file, beside which the key is kept.
         run: name of the run.
+        part: number of this process among those that are one trainer together. They use the same incarnations.
 
     Raises:
         CredentialsError: a file is damaged, of another run, or cannot be read or written.
@@ -63,11 +65,11 @@ class RunKeyFiles:
         private: the X25519 private key, 32 bytes.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], run: str) -> None:
+    def __init__(self, directory: str | os.PathLike[str], run: str, part: int = 0) -> None:
         self._run = run
         self._folder = folder_of(directory)
         self.file = self._folder / FOLDER / f"{_file_name(run)}.key"
-        self._incarnation_file = self.file.with_suffix(".incarnation")
+        self._incarnation_file = self.file.with_suffix(f".{part}.incarnation" if part else ".incarnation")
         self.private = self._load() or self._make()
 
     def __repr__(self) -> str:

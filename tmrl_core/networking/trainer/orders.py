@@ -117,7 +117,12 @@ class Orders:
 
     def answer(self, order: ReceivedOrder, outcome: str, *, done: bool) -> None:
         """Record what came of an order."""
-        self._add(order.id, plain(order.order.text, 300), outcome, order.by, done=done)
+        text = plain(order.order.text, 300)
+        with self._lock:
+            # A page repeats its order for a camera while somebody looks, which shall not push out all others.
+            if order.order.kind == "camera" and self._outcomes and self._outcomes[-1].text == text:
+                self._outcomes.pop()
+        self._add(order.id, text, outcome, order.by, done=done)
 
     def _add(self, id_: str, text: str, outcome: str, by: str, *, done: bool) -> None:
         with self._lock:

@@ -22,6 +22,8 @@ class LinkSettings(NetworkSection, frozen=True, kw_only=True):
     connect_timeout_s: float = 5.0
     """Time limit of each step of connecting: TCP, TLS, the greeting. If the network drops all packets, the kernel's
     waits between repetitions double. A new attempt then finds a recovered network earlier than a longer limit would."""
+    part: int = 0
+    """Number of this process among those that are one trainer together."""
     config: Config = field(default_factory=Config)
     """Source of the keys that the transport's room adds to the configuration."""
 

@@ -83,8 +83,10 @@ from tmrl_core.networking.protocol.messages import (
     decode_body,
     plain,
 )
+from tmrl_core.networking.protocol.pictures import Picture
 from tmrl_core.networking.protocol.policy_heads import read_head
 from tmrl_core.networking.worker.kept_policies import KeptPolicies
+from tmrl_core.networking.worker.pictures import OutgoingPictures
 
 if TYPE_CHECKING:  # loaded only where authentication is on
     from tmrl_core.networking.worker.seal import WorkerSeal
@@ -191,6 +193,8 @@ class WorkerState(ClientState):
         """This worker's number, which it keeps over reconnections; see `Place`. 0: not known yet."""
         self.lateness: Callable[[], tuple[int, int, int]] | None = None
         """Returns the fields of `Lateness`; None: the environment has no rate. Called by the I/O thread."""
+        self.pictures = OutgoingPictures(run, lambda: self.seal)
+        """Pictures for viewers."""
         self.halted = False
         """True: according to the Server's last notice, no trainer accepts samples."""
         self.halt_reason = ""
@@ -242,6 +246,7 @@ class WorkerState(ClientState):
             finish=own.finish or everyone.finish,
             collect=own.collect or everyone.collect,
             refusal=own.refusal,
+            wanted=own.wanted,
         )
 
     def trainer_gone(self) -> None:
@@ -308,6 +313,8 @@ class WorkerConnection(Connection):
         self._told_ignored = (0, 0)
         self._told_lateness = (0, 0, 0)
         self._lateness_due = 0.0
+        self._films_woke = False
+        """True: the transport was asked to send pieces of pictures, and has not done so yet."""
         self._unopened: dict[str, Callable[[], None]] = {}
         """Handlers of the latest messages of each kind whose key has not arrived yet."""
 
@@ -522,6 +529,10 @@ class WorkerConnection(Connection):
             if lateness != self._told_lateness:
                 self._told_lateness = lateness
                 self._slots["lateness"] = Lateness(0, *lateness)
+        if now >= state.pictures.due_at:
+            self._films_woke = False
+            for film in state.pictures.take(now):
+                self._slots["film", film.kind, film.part] = film
         for channel, (sender, _) in enumerate(state.senders):
             # Asked at each output, and not at each `offer`: what was offered since the last one is requested with one
             # message.
@@ -543,6 +554,26 @@ class WorkerConnection(Connection):
                 return frame
             self._turn = (self._turn + 1) % len(senders)
         return None
+
+    def show(self, picture: Picture) -> None:
+        """Send viewers a picture in place of an earlier one of its kind."""
+        if self.state == "open" and not self._ended:
+            self.worker.pictures.show(picture)
+            self._films_woke = True
+            self.wake()
+
+    def tick(self, now: float) -> None:
+        """Handle the passing of time."""
+        super().tick(now)
+        if now >= self.worker.pictures.due_at and not self._films_woke:
+            self._films_woke = True  # or a transport that takes nothing would be woken again and again
+            self.wake()
+
+    def deadline(self) -> float:
+        """Return the latest time for the next call of `tick`."""
+        deadline = super().deadline()
+        shows = self.state == "open" and not (self.closing or self._ended or self._films_woke)
+        return min(deadline, self.worker.pictures.due_at) if shows else deadline
 
     def say_waits(self) -> None:
         """Send the trainer this worker's wait reason, or that it no longer waits."""
@@ -581,5 +612,6 @@ class WorkerConnection(Connection):
     def _on_closed(self) -> None:
         for sender, _ in self.worker.senders:
             sender.halt()
+        self.worker.pictures.clear()
         self.worker.trainer_gone()
         self.worker.on_change()

@@ -56,6 +56,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from tmrl_core.errors import ForgedError, UnknownGroupKeyError
 from tmrl_core.networking.end_to_end.group_key import GroupKey, decrypted, encryption
 from tmrl_core.networking.end_to_end.identity import Signer, Verifier, digest, is_signed
+from tmrl_core.networking.end_to_end.pictures import sign_piece
 from tmrl_core.networking.end_to_end.run_key import key_id_of
 from tmrl_core.networking.end_to_end.statements import (
     MAX_STARTED_S,
@@ -74,6 +75,7 @@ from tmrl_core.networking.end_to_end.stream_keys import ENCRYPTED, MAC, SEAL_BYT
 from tmrl_core.networking.protocol.delivery import Body, StreamSecret
 from tmrl_core.networking.protocol.messages import FIRST_START_S, MessageHead, Version
 from tmrl_core.networking.protocol.packed_policy import is_packed
+from tmrl_core.networking.protocol.pictures import Piece
 from tmrl_core.networking.worker.arriving_policy import ArrivingPolicy
 
 Mode = Literal["authenticate", "encrypt"]
@@ -271,6 +273,10 @@ class WorkerSeal:
         # Before it is used, and never given back: a sealing that is not sent costs one number of 2^64.
         own.seals += 1
         return self._keys(own, self._card).seal(mode, own.seals, head, body)
+
+    def sign_piece(self, piece: Piece) -> Piece:
+        """Return a piece of a picture with its proof. It is readable, because viewers have no key of the run."""
+        return sign_piece(piece, self.signer)
 
     def _signed(self, stream: bytes, head: MessageHead, body: Body) -> Body:
         hashed = hashlib.sha256()

@@ -25,6 +25,10 @@
 # lose two digits of seven. The normalization of the raw observation is the exception: with a mean of 1,000 and a
 # deviation of 0.1, the folded layer would subtract two numbers of 10,000 in float32 (an error of 6e-3 was measured).
 # There only scale and bias fold, and the policy subtracts the mean from the observation itself, which is exact.
+#
+# Convolutions are normalized behind themselves, each channel over all pixels of all rows, and the normalization folds
+# backwards into their kernels (`folded_convolution`). In front of a convolution it would not fold: zeros that are added
+# at a border would be other numbers there. Pixels themselves are between 0 and 1 already.
 
 from __future__ import annotations
 
@@ -35,8 +39,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from tmrl_core.actor.policies.torch.encoder import ConvolutionLayer
 from tmrl_core.actor.policies.torch.mlp import TorchPolicy
 from tmrl_core.errors import WeightsError
+from tmrl_core.training.agents.rank_moments import joint_moments
+from tmrl_core.training.rank_group import RANK_GROUP
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -81,11 +88,15 @@ class BatchRenorm(nn.Module):
         x_BF = x_BF.float()  # moments of bfloat16 would have two digits
         if not self.training:
             return torch.addcmul(self.bias, x_BF - self.mean, self.scale * torch.rsqrt(self.variance + EPS))
-        # `torch.var_mean` over the last axis but one takes ten times as long on a CPU, a fifth of an update.
-        mean = x_BF.mean(dim=-2, keepdim=True)
-        centred_BF = x_BF - mean
-        # Unbiased, as in sb3-contrib; torch's own batch normalization divides by B in its forward pass.
-        variance = centred_BF.square().sum(dim=-2, keepdim=True) / (x_BF.shape[-2] - 1)
+        # The variance is unbiased, as in sb3-contrib; torch's own batch normalization divides by B in its forward pass.
+        if (ranks := RANK_GROUP.get()) is None:
+            # `torch.var_mean` over the last axis but one takes ten times as long on a CPU, a fifth of an update.
+            mean = x_BF.mean(dim=-2, keepdim=True)
+            centred_BF = x_BF - mean
+            variance = centred_BF.square().sum(dim=-2, keepdim=True) / (x_BF.shape[-2] - 1)
+        else:
+            mean, variance, rows = joint_moments(x_BF, ranks)
+            centred_BF, variance = x_BF - mean, variance * (rows / (rows - 1))
         with torch.no_grad():
             proper = (self.passes > WARM_UP).float()
             max_ratio = 1.0 + (MAX_RATIO - 1.0) * proper
@@ -150,3 +161,16 @@ def folded(norm: BatchRenorm, layer: nn.Linear, kept: int = 0) -> tuple[Tensor, 
 def deviation(norm: BatchRenorm) -> Tensor:
     """Return [F] the numbers by which evaluation mode divides, as float64."""
     return (norm.variance[0].double() + EPS).sqrt()
+
+
+def folded_convolution(layer: ConvolutionLayer) -> tuple[Tensor, Tensor]:
+    """Return the kernels [O, I, H, W] and the bias [O] of a convolution that computes both, as float64.
+
+    Args:
+        layer: with a `BatchRenorm` as its `norm`, in evaluation mode.
+    """
+    norm = layer.norm
+    assert isinstance(norm, BatchRenorm)
+    gain_O = norm.scale[0].double() / deviation(norm)
+    kernels = layer.weight.double() * gain_O.reshape(-1, 1, 1, 1)
+    return kernels, norm.bias[0].double() - norm.mean[0].double() * gain_O

@@ -10,12 +10,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from tmrl_core.actor.policies.convolutions import Convolutions
+from tmrl_core.actor.policies.torch.encoder import ObservationEncoder
 from tmrl_core.actor.policies.torch.mlp import hidden_layers
 from tmrl_core.actor.policies.torch.squashed_gaussian import (
     NormalizedSquashedGaussianMLPActor,
     SquashedGaussianMLPActor,
 )
-from tmrl_core.training.agents.batch_renorm import BatchRenorm, PublishedOnly, batch_statistics, deviation, folded
+from tmrl_core.training.agents.batch_renorm import (
+    BatchRenorm,
+    PublishedOnly,
+    batch_statistics,
+    deviation,
+    folded,
+    folded_convolution,
+)
 from tmrl_core.training.agents.crossq_settings import CrossqSettings
 from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.losses import critic_target
@@ -41,6 +49,10 @@ from tmrl_core.training.value_types import Policy, Space
 #    mode: in training mode its actions alone would be their batch, and would move their moments.
 # 4. The temperature, with the log-densities of 3.
 #
+# Images go through the same joint pass: the critics' common convolutions are normalized over the pixels of s and s',
+# and their features once more with everything else that enters the first layer. The papers have no images; this is the
+# place of the norms in residual networks. `batch_renorm.py` says why they are behind the convolutions.
+#
 # An update with NaN is rolled back with the moments, which are buffers of the model.
 #
 # Published is another module, with linear layers only (see `batch_renorm.py`), made anew from the trained one
@@ -57,6 +69,8 @@ class PublishedPolicy(PublishedOnly, NormalizedSquashedGaussianMLPActor):
 class BatchNormActor(SquashedGaussianMLPActor):
     """The policy as it is trained, with a normalization before each layer and after the last activation.
 
+    Convolutions have theirs between them and their activation.
+
     The arguments are those of `SquashedGaussianMLPActor`.
     """
 
@@ -65,12 +79,19 @@ class BatchNormActor(SquashedGaussianMLPActor):
     ) -> tuple[nn.Sequential, int]:
         return hidden_layers(self.encoder.features, sizes, activation, linear, BatchRenorm)
 
+    def _make_encoder(self, convolutions: Convolutions | None) -> ObservationEncoder:
+        return ObservationEncoder(self.layout, convolutions, BatchRenorm)
+
     @torch.no_grad()
     def publish(self, acting: PublishedPolicy) -> None:
         """Give a policy without normalizations the weights with which it acts as this one in evaluation mode."""
         norms = [layer for layer in self.net if isinstance(layer, BatchRenorm)]
         values = acting.encoder.values
-        acting.encoder.load_state_dict(self.encoder.state_dict())
+        for convolution, plain in zip(self.encoder.convolutions(), acting.encoder.convolutions(), strict=True):
+            kernels, bias_O = folded_convolution(convolution)
+            plain.weight.copy_(kernels)
+            assert plain.bias is not None
+            plain.bias.copy_(bias_O)
         acting.obs_mean.copy_(norms[0].mean[0, :values])
         acting.obs_std.copy_(deviation(norms[0])[:values])
         ours = [layer for layer in self.net if isinstance(layer, nn.Linear)]
@@ -112,8 +133,9 @@ class CrossQActorCritic(nn.Module):
         self.actor = BatchNormActor(*spaces, hidden_sizes, activation, convolutions=convolutions)
         self.make_published = partial(PublishedPolicy, *spaces, hidden_sizes, activation, convolutions=convolutions)
         self.critics = EnsembleCritic(
-            *spaces, critic_sizes, activation, 2, convolutions, norm=partial(BatchRenorm, count=2)
-        )
+            *spaces, critic_sizes, activation, 2, convolutions, norm=partial(BatchRenorm, count=2),
+            image_norm=BatchRenorm,
+        )  # fmt: skip
 
 
 @takes(CrossqSettings, CrossQActorCritic)

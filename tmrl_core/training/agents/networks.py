@@ -149,6 +149,7 @@ class EnsembleCritic(ActionCritic):
         convolutions: layers for images, common to all critics; None: the default ones.
         outputs: numbers that each critic puts out for an action of a Box, such as the quantiles of its value.
         norm: as for `ensemble_mlp`.
+        image_norm: of each convolution, as for `ObservationEncoder`.
     """
 
     def __init__(
@@ -161,10 +162,11 @@ class EnsembleCritic(ActionCritic):
         convolutions: Convolutions | None = None,
         outputs: int = 1,
         norm: Callable[[int], nn.Module] | None = None,
+        image_norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__(action_space)
         self._layout = layout_of(observation_space, action_space, convolutions)
-        self.encoder = ObservationEncoder(self._layout, convolutions)
+        self.encoder = ObservationEncoder(self._layout, convolutions, image_norm)
         self.count = count
         self._is_scalar = outputs == 1 and self.action_size > 0
         if not self.action_size:

@@ -44,16 +44,19 @@ from collections.abc import Hashable, Sequence
 from functools import cached_property, partial
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from tmrl_core.actor.policies.flattening import Leaf, images_of, layout_of
 from tmrl_core.actor.policies.masks import ACTION_MASK, is_masked
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents.declared import Setting
 from tmrl_core.training.agents.losses import critic_loss, td_error
 from tmrl_core.training.agents.optimizers import minimise
+from tmrl_core.training.agents.random_shifts import drawn, shifted
 from tmrl_core.training.agents.settings import OffPolicySettings
 from tmrl_core.training.agents.target_networks import polyak_update
 from tmrl_core.training.batches import Transitions, transitions_of
@@ -91,6 +94,8 @@ class OffPolicyAgent(TrainingAgent):
     settings_cls: ClassVar[type[OffPolicySettings]] = OffPolicySettings
     default_networks: ClassVar[Maker | None] = None
     settings: OffPolicySettings
+    random_shifts_rng: np.random.Generator | None = None
+    """Generator of random shifts; an attribute of agents that shift images, so that only their state has it."""
 
     def __init__(
         self,
@@ -111,6 +116,14 @@ class OffPolicyAgent(TrainingAgent):
         self.td_error_B: Tensor | None = None
         self.updates_asked = 0
         self.prepare()
+        if self.settings.random_shifts:
+            if not self._images:
+                raise ConfigError(
+                    f"agent.kwargs.random_shifts: found {self.settings.random_shifts!r}, and the observation space "
+                    f"{observation_space} has no image. Leave it out, or see docs/choosing.md for how an image is "
+                    "declared."
+                )
+            self.random_shifts_rng = np.random.default_rng(int(torch.randint(2**62, ()).item()))
 
     def prepare(self) -> None:  # not abstract: an agent may need nothing else
         """Make optimizers and target networks, after the model. Default: nothing."""
@@ -149,7 +162,7 @@ class OffPolicyAgent(TrainingAgent):
 
     def _updates(self, batches: Sequence[Batch]) -> list[Metrics]:
         # By name from here on: the positions of a batch must not reach the losses.
-        todo = [transitions_of(batch, self.settings.gamma) for batch in batches]
+        todo = [self._with_shifts(transitions_of(batch, self.settings.gamma)) for batch in batches]
         done: list[Metrics] = []
         while len(done) < len(todo):
             rest = todo[len(done) :]
@@ -176,14 +189,29 @@ class OffPolicyAgent(TrainingAgent):
         return wanted and "update_kind" in vars(type(self))
 
     def update_here(self, transitions: Transitions) -> dict[str, Tensor]:
-        """Call `update` uncompiled, in the chosen precision."""
+        """Call `update` uncompiled, in the chosen precision, with the images of its transitions moved."""
+        if transitions.shifts is not None:
+            transitions = shifted(transitions, self._images)
         if self.settings.precision != "bfloat16":
             return self.update(transitions)
         # Parameters change within an update, so a cache of their casts would be stale.
         with torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False):
             return self.update(transitions)
 
+    def _with_shifts(self, transitions: Transitions) -> Transitions:
+        """Return transitions with the shifts of their images, if the agent shifts any."""
+        if self.random_shifts_rng is None:
+            return transitions
+        shifts = drawn(
+            self.random_shifts_rng, self.settings.random_shifts, len(transitions.reward_B), len(self._images)
+        )
+        return transitions._replace(shifts=shifts.to(self.device))
+
     # Cached properties are not part of checkpoints: these belong to this process.
+    @cached_property
+    def _images(self) -> tuple[Leaf, ...]:
+        return images_of(layout_of(self.observation_space, self.action_space, self.settings.convolutions))
+
     @cached_property
     def compiler(self) -> Compiler:
         """Compiler with the compiled updates."""

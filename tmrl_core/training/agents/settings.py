@@ -132,6 +132,11 @@ class OffPolicySettings(Settings, collection=OFF_POLICY, memories=REPLAY):
     compile: Annotated[
         bool | str, COMPILATION, "compile each update into one graph; auto: at once on CUDA, else after 20,000 updates"
     ] = "auto"
+    random_shifts: Annotated[
+        bool | int,
+        AT_LEAST_0,
+        "for images: move those of each batch by up to so many pixels at random; true: 4, as in DrQ; false: none",
+    ] = False
     precision: Annotated[
         str, PRECISIONS, "of the networks' matrix products: float32, bfloat16, or on CUDA tf32 (untried here)"
     ] = "float32"
@@ -173,4 +178,8 @@ class RecurrentSettings(OffPolicySettings, memories=SEQUENCES):
         if self.precision != "float32":
             raise ConfigError(
                 f"agent.kwargs.precision: found {self.precision!r}, allowed for recurrent agents: float32"
+            )
+        if self.random_shifts:
+            raise ConfigError(
+                f"agent.kwargs.random_shifts: found {self.random_shifts!r}, allowed for recurrent agents: false"
             )

@@ -25,6 +25,8 @@ from torch.nn import functional
 
 from tmrl_core.actor.policies.numpy.residual import EXPANSION, RMS_EPS
 from tmrl_core.actor.policies.torch.residual import ResidualBlock
+from tmrl_core.training.agents.rank_moments import joint_moments
+from tmrl_core.training.rank_group import RANK_GROUP
 
 # Shape suffixes: K critics, B batch, F features, I inputs, O outputs.
 
@@ -69,9 +71,12 @@ class UnitBatchNorm(nn.Module):
         x_BF = x_BF.to(self.mean.dtype)  # moments of bfloat16 would have two digits
         mean, variance = self.mean, self.variance
         if self.training:
-            mean = x_BF.mean(dim=-2, keepdim=True)
-            variance = (x_BF - mean).square().mean(dim=-2, keepdim=True)
-            rows = x_BF.shape[-2]
+            if (ranks := RANK_GROUP.get()) is None:
+                mean = x_BF.mean(dim=-2, keepdim=True)
+                variance = (x_BF - mean).square().mean(dim=-2, keepdim=True)
+                rows = x_BF.shape[-2]
+            else:
+                mean, variance, rows = joint_moments(x_BF, ranks)
             with torch.no_grad():
                 self.mean.lerp_(mean, MOMENTUM)
                 # Unbiased in the running moment alone, as torch's own batch normalization has it.

@@ -67,7 +67,7 @@ from tmrl_core.training.checkpoints.random_state import Generator, generator_sta
 from tmrl_core.training.checkpoints.replay_rows import MemoryRows
 from tmrl_core.training.contracts import TrainingMemory
 from tmrl_core.training.memories.layout import Array
-from tmrl_core.training.memories.rows import RowMemory
+from tmrl_core.training.memories.row_memory import RowMemory
 from tmrl_core.training.value_types import Tree
 
 logger = logging.getLogger(__name__)

@@ -43,6 +43,8 @@ from tmrl_core.training.checkpoints.manifest import Manifest, RowsFile, read_man
 from tmrl_core.training.checkpoints.replay_rows import read_rows
 from tmrl_core.training.checkpoints.restore import restore
 from tmrl_core.training.contracts import TrainingLoop, TrainingMemory
+from tmrl_core.training.memories.layout import Array
+from tmrl_core.training.value_types import State
 
 logger = logging.getLogger(__name__)
 
@@ -113,11 +115,21 @@ def restore_checkpoint(training: object, folder: Path, rows_folder: Path, *, dro
         CheckpointError: a file is truncated, damaged or missing, or the state does not fit `training`.
     """
     manifest = read_manifest(folder)
-    tree = parse_state(read_file(folder / "state.json", manifest.files["state.json"]), folder / "state.json")
-    arrays = parse_safetensors(
-        read_file(folder / "arrays.safetensors", manifest.files["arrays.safetensors"]), folder / "arrays.safetensors"
-    )
+    tree, arrays = _read_state(folder, manifest)
     rows = {path: read_rows(entry, folder, rows_folder, drop_damaged) for path, entry in manifest.rows.items()}
+    _fill(training, folder, tree, arrays, rows)
+    return manifest
+
+
+def _read_state(folder: Path, manifest: Manifest) -> tuple[State, dict[str, Array]]:
+    files = {name: read_file(folder / name, entry) for name, entry in manifest.files.items()}
+    return (
+        parse_state(files["state.json"], folder / "state.json"),
+        parse_safetensors(files["arrays.safetensors"], folder / "arrays.safetensors"),
+    )
+
+
+def _fill(training: object, folder: Path, tree: State, arrays: dict[str, Array], rows: dict[str, list[Array]]) -> None:
     try:
         restore(training, tree, arrays, rows)
     except CheckpointError:
@@ -126,7 +138,21 @@ def restore_checkpoint(training: object, folder: Path, rows_folder: Path, *, dro
         raise CheckpointError(f"{folder} does not fit this training object: {exc}") from exc
     if isinstance(training, TrainingLoop):
         training.follow_memory()
-    return manifest
+
+
+def begin_from(training: object, folder: Path) -> None:
+    """Fill a new training object from the checkpoint of another process of its run, without that one's samples.
+
+    Memory, offsets and counts of samples stay those of `training`.
+
+    Raises:
+        CheckpointError: see `restore_checkpoint`.
+    """
+    manifest = read_manifest(folder)
+    tree, arrays = _read_state(folder, manifest)
+    for name in ("memory", "delivery", "total_samples", "samples_stale"):
+        tree["training"]["v"].pop(name, None)
+    _fill(training, folder, tree, arrays, {})
 
 
 def release_memory(training: object) -> None:

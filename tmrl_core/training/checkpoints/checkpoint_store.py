@@ -53,7 +53,7 @@ from tmrl_core.training.checkpoints.checkpoint_folder import (
 )
 from tmrl_core.training.checkpoints.manifest import Manifest, read_manifest
 from tmrl_core.training.checkpoints.replay_rows import RowsError, SharedRows
-from tmrl_core.training.memories.rows import RowLease
+from tmrl_core.training.memories.row_memory import RowLease
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from tmrl_core.training.memories.row_files import (
     gather_rows,
     read_segment,
 )
-from tmrl_core.training.memories.rows import RowLease, RowMemory
+from tmrl_core.training.memories.row_memory import RowLease, RowMemory
 
 logger = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from tmrl_core.training.checkpoints.capture import GAP, Node, class_name, weight
 from tmrl_core.training.checkpoints.random_state import Generator, set_generator_state, set_global_random_state
 from tmrl_core.training.constructor_settings import PLAIN, constructor_parameters
 from tmrl_core.training.memories.layout import Array
-from tmrl_core.training.memories.rows import RowMemory
+from tmrl_core.training.memories.row_memory import RowMemory, SavedRows
 from tmrl_core.training.value_types import Tree
 
 logger = logging.getLogger(__name__)
@@ -286,6 +286,8 @@ class _Restore:
             self._device = torch.device("cpu")
         state: Tree = self.put(None, node["v"], f"{path} state")
         self._device = device
+        if existing is None and path in self._rows:
+            return SavedRows(state, self._rows[path])  # for the owner of the state that holds it
         if isinstance(existing, RowMemory):
             existing.load_state_dict(state, self._rows.get(path, ()))
         elif isinstance(existing, torch.optim.Optimizer):

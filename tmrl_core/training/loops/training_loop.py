@@ -434,6 +434,7 @@ class TrainingOffline(TrainingLoop):
 
     def _round_row(self, interface: TrainingInterface) -> Row | None:
         """Train for one round. Return its row of statistics; None: the round was stopped early."""
+        self._agent.on_notice = interface.event
         with self._threads:
             if not self._run_round(interface):
                 return None

@@ -39,7 +39,7 @@ class FrameStackMemory(ReplayMemory):
     """
 
     type_id = "frame_stack_replay"
-    type_version = 1
+    type_version = 2
     _builder: FrameStackBuilder
 
     def __init__(self, *args: Any, frame_stack: float = FRAME_STACK, newest_only: bool = False, **kwargs: Any) -> None:

@@ -28,17 +28,24 @@
 # in one call, so that they cannot push out the frames that their own first rows refer to. `frames_held` adds these
 # margins to one frame for each transition: with short episodes, whose resets store frames of their own, a memory holds
 # fewer transitions than its capacity rather than wrong ones.
+#
+# For checkpoints, frames in RAM are rows as transitions are (row_memory.py): numbered, written once to the files that
+# all checkpoints of a run share, and kept from being overwritten until then. If damage has taken the oldest ones, the
+# transitions that need them leave.
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from tmrl_core.config.algorithms import ALONE_BYTES
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.memories.layout import Array, Leaf, TreeSpec, describe_spec, spec_of
+from tmrl_core.training.memories.row_memory import RowLease, SavedRows
 from tmrl_core.training.value_types import State
 
 MAX_FRAME_BYTES = 1 << 31
@@ -155,7 +162,7 @@ class Frames(ABC):
 
 
 class RamFrames(Frames):
-    """Ring buffer of frames.
+    """Ring buffer of frames, which checkpoints write as they write a memory's rows (`RowMemory`).
 
     Args:
         capacity: transitions of the memory.
@@ -168,6 +175,9 @@ class RamFrames(Frames):
         ConfigError: there is not enough memory.
     """
 
+    type_id: ClassVar[str] = "ram_frames"
+    type_version: ClassVar[int] = 1
+
     def __init__(self, capacity: int, stack: int, shape: tuple[int, ...], dtype: np.dtype, tail_rows: int = 1) -> None:
         super().__init__(frames_held(capacity, stack, tail_rows), shape, dtype)
         try:
@@ -179,6 +189,9 @@ class RamFrames(Frames):
                 "give. Choose a smaller capacity, or memory.storage: disk."
             ) from exc
         self._written = 0
+        self._first = 0
+        """Number of the first frame that this process has; those before it were lost."""
+        self._lease: RowLease | None = None
 
     @property
     def written(self) -> int:
@@ -188,10 +201,12 @@ class RamFrames(Frames):
     @property
     def oldest(self) -> int:
         """Number of the oldest stored frame, which is overwritten next."""
-        return max(0, self._written - self.size)
+        return max(self._first, self._written - self.size)
 
     def put(self, frames: Array) -> None:
-        """Store frames in place of the oldest ones."""
+        """Store frames in place of the oldest ones; wait for a checkpoint that has yet to write these."""
+        if self._lease is not None:
+            self._lease.wait_until_free(self._written + len(frames) - self.size)
         self.ring[np.arange(self._written, self._written + len(frames)) % self.size] = frames
         self._written += len(frames)
 
@@ -201,8 +216,56 @@ class RamFrames(Frames):
 
     def load(self, written: int, frames: Array) -> None:
         """Fill the ring with these frames."""
-        self._written = written - len(frames)
+        self._written = self._first = written - len(frames)
         self.put(frames)
+
+    # --- checkpoints: see `RowMemory` ---
+
+    @property
+    def memory_size(self) -> int:
+        """Number of frames in the ring."""
+        return self.size
+
+    @property
+    def row_arrays(self) -> list[Array]:
+        """The ring as [frames, elements]."""
+        return [self.ring.reshape(self.size, -1)]
+
+    def __len__(self) -> int:
+        """Return the number of stored frames."""
+        return self.written - self.oldest
+
+    def lease_rows(self, start: int) -> RowLease:
+        """Retain the frames from number `start` (or the oldest) on until the lease is released."""
+        self._lease = RowLease(max(start, self.oldest), self.written)
+        return self._lease
+
+    def state_dict(self) -> State:
+        """Return the state without the frames."""
+        return {"written": self.written, "shape": list(self.shape)}
+
+    def load_state_dict(self, state: State, rows: Sequence[Array] = ()) -> None:
+        """Load a state and its frames.
+
+        Raises:
+            ValueError: the frames are of another store.
+        """
+        self.load(*frames_of(SavedRows(state, rows), self))
+
+
+def frames_of(saved: SavedRows, store: Frames) -> tuple[int, Array]:
+    """Return the number after the last saved frame, and the frames [n, *shape], oldest first.
+
+    Raises:
+        ValueError: the frames do not fit a store.
+    """
+    written, shape, rows = int(saved.state["written"]), tuple(saved.state["shape"]), list(saved.rows)
+    fit = len(rows) == 1 and (rows[0].dtype, shape) == (store.dtype, store.shape)
+    if not fit or rows[0].shape[1:] != (int(np.prod(shape)),) or not len(rows[0]) <= min(written, store.size):
+        raise ValueError(
+            f"frames {[(array.dtype, array.shape) for array in rows]} of shape {list(shape)} do not fit this memory"
+        )
+    return written, rows[0].reshape(-1, *shape)
 
 
 class FrameStore:
@@ -336,22 +399,17 @@ class FrameStore:
         return needs
 
     def state_dict(self) -> State:
-        """Return a copy of all stored frames, for a checkpoint."""
-        numbers = np.arange(self.oldest, self.written)
-        return {"written": self.written, "frames": self.frames(numbers), "needs": self._needs.copy()}
+        """Return the needs of transitions, and the storage of frames itself: a checkpoint writes its rows by itself."""
+        return {"held": self.held, "needs": self._needs.copy()}
 
     def load_state_dict(self, state: State) -> None:
-        """Undo `state_dict`.
+        """Undo `state_dict`, also where a restored checkpoint has `SavedRows` in place of the storage.
 
         Raises:
             ValueError: the state belongs to another store.
         """
-        frames, needs = np.asarray(state["frames"]), np.asarray(state["needs"])
-        written = int(state["written"])
-        right = (frames.dtype, frames.shape[1:], needs.shape) == (
-            self.held.dtype, self.held.shape, self._needs.shape,
-        ) and len(frames) == min(written, self.held.size)  # fmt: skip
-        if not right:
-            raise ValueError(f"{len(frames)} frames of {frames.dtype}{list(frames.shape[1:])} do not fit this memory")
-        self.held.load(written, frames)
+        held, needs = state["held"], np.asarray(state["needs"])
+        if needs.shape != self._needs.shape:
+            raise ValueError(f"needs of {len(needs)} transitions do not fit a memory of {len(self._needs)}")
+        self.held.load(*frames_of(held if isinstance(held, SavedRows) else SavedRows.of(held), self.held))
         self._needs[:] = needs

@@ -70,7 +70,8 @@ from tmrl_core.training.memories.layout import Array, RowLayout
 from tmrl_core.training.memories.memory import compare_with_original, whole_number
 from tmrl_core.training.memories.prioritized import Prioritization, PrioritizedSampler
 from tmrl_core.training.memories.return_scale import ReturnScale
-from tmrl_core.training.memories.rows import RamRows, RowLease, Rows
+from tmrl_core.training.memories.row_memory import RowLease
+from tmrl_core.training.memories.rows import RamRows, Rows
 from tmrl_core.training.memories.sample_check import check_samples
 from tmrl_core.training.memories.sampler import Sampler, UniformSampler
 from tmrl_core.training.memories.staleness import RecentSampler
@@ -569,6 +570,10 @@ class ReplayMemory(TrainingMemory):
         self._ram.readable = written
         self._ram.oldest = int(state["oldest"]) if same else written - len(rows[0])
         self._builder.load_state_dict(state)
+        first = written - len(self._ram)
+        complete = self._builder.first_complete(first, written)
+        if complete > first:  # frames were lost
+            self._ram.oldest, same = complete, False
         self._restore_statistics(state)
         return same
 

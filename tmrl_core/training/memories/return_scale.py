@@ -21,6 +21,9 @@
 # up within a few transitions. A limit of 1 would hold some down for ever: with G at -10 and a greatest |G| of 10, a
 # reward of 100 counts as 10, and G becomes 0. The first reward that is not 0 counts in full.
 #
+# The scale of several ranks (rank_group.py) is that of the transitions of all, which they agree on between two updates
+# (`agree`): a batch of each rank would otherwise have rewards of another unit.
+#
 # Two memories of one agent share a scale (mixed.py): recorded and live rewards must mean the same.
 #
 # Rejected: statistics in the agent, which sees batches and not streams, and the same transition many times. Scaling
@@ -30,6 +33,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 
 from tmrl_core.samples import Chunk
 from tmrl_core.training.memories.memory import MAX_STREAMS, LastRow, last_row_of, rows_that_follow
@@ -39,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 EPS = 1e-8
 """Added to the variance, so that returns which are all equal have a scale."""
+Moments = tuple[int, float, float, float]
+"""Count, mean, sum of squared distances from the mean, and greatest absolute value."""
 LIMIT = 2.0
 """Greatest absolute reward that counts in full, in greatest absolute returns so far."""
 LEARNED = 1_000
@@ -55,21 +61,38 @@ class ReturnScale:
     Attributes:
         count: number of transitions.
         bounded: number of rewards that counted as less than they were.
+        agreed: scale over the memories of all ranks, in place of this one's; None: there is one memory.
     """
 
     def __init__(self, discount: float, bound: float) -> None:
         self.discount, self.bound = discount, bound
         self.count = self.bounded = 0
         self.mean = self.squares = self.greatest = 0.0
+        self.agreed: float | None = None
         self._open: dict[bytes, tuple[int, int, float]] = {}
         """Episode, step and running return of each stream's last row, unless it ended its episode."""
 
     @property
     def scale(self) -> float:
         """Divisor of rewards; 1 before the first transition."""
-        if not self.count:
-            return 1.0
-        return max(math.sqrt(self.squares / self.count + EPS), self.greatest / self.bound)
+        if self.agreed is not None:
+            return self.agreed
+        return self._of(self.count, self.squares, self.greatest)
+
+    def _of(self, count: int, squares: float, greatest: float) -> float:
+        return max(math.sqrt(squares / count + EPS), greatest / self.bound) if count else 1.0
+
+    @property
+    def moments(self) -> Moments:
+        """Moments of this memory's returns."""
+        return self.count, self.mean, self.squares, self.greatest
+
+    def agree(self, parts: Sequence[Moments]) -> None:
+        """Use the scale over several memories from now on; the same parts in the same order give the same number."""
+        count = sum(part[0] for part in parts)
+        mean = sum(part[0] * part[1] for part in parts) / max(count, 1)
+        squares = sum(part[2] + part[0] * (part[1] - mean) ** 2 for part in parts)
+        self.agreed = self._of(count, squares, max(part[3] for part in parts))
 
     def add(self, chunk: Chunk) -> None:
         """Count the transitions that end in a chunk."""

@@ -10,17 +10,12 @@
 # it lies; if the oldest rows were lost (damage, missing frames), it is counted from the oldest row, so that every
 # number below the length still means a row. Example with capacity 4 and rows 0 to 5 written: rows 2 to 5 can be read,
 # at the positions 2, 3, 0, 1. If row 2 is lost, the positions 0, 1, 2 mean the rows 3, 4, 5.
-#
-# A checkpoint's thread reads rows from the rings while training goes on. Its `RowLease` names the rows that it has yet
-# to read; an append that would overwrite one of them waits. The thread advances the lease after each record, so a wait
-# is short.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -28,66 +23,8 @@ import torch
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.memories.frame_store import Frames, RamFrames, StackFormat
 from tmrl_core.training.memories.layout import Array, Column, RowLayout, fill
+from tmrl_core.training.memories.row_memory import RowLease
 from tmrl_core.training.memories.transitions import TransitionColumns
-from tmrl_core.training.value_types import State
-
-
-class RowLease:
-    """Lease of rows `[start, stop)` that are being read. An append that would overwrite them waits for the reader.
-
-    The reader calls `advance` during reading and `release` at the end, from any thread.
-    """
-
-    def __init__(self, start: int, stop: int) -> None:
-        self.start = start
-        self.stop = stop
-        self._changed = threading.Condition()
-
-    def advance(self, index: int) -> None:
-        """Release the rows before absolute `index`."""
-        with self._changed:
-            self.start = max(self.start, index)
-            self._changed.notify_all()
-
-    def release(self) -> None:
-        """Release all rows."""
-        self.advance(self.stop)
-
-    def wait_until_free(self, index: int) -> None:
-        """Wait until rows before absolute `index` may be overwritten; `advance` and `release` wake the caller."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.start >= min(index, self.stop))
-
-
-@runtime_checkable
-class RowMemory(Protocol):
-    """A memory whose rows checkpoints store separately from its state, in shared files.
-
-    Attributes:
-        memory_size: maximum number of rows.
-    """
-
-    memory_size: int
-
-    @property
-    def written(self) -> int:
-        """Rows ever stored; the newest has the absolute index `written - 1`."""
-
-    @property
-    def row_arrays(self) -> Sequence[Array]:
-        """The rings that hold the rows, [memory_size, width] each; empty if the rows need no saving."""
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-
-    def lease_rows(self, start: int) -> RowLease:
-        """Retain the rows from absolute index `start` on until the lease is released."""
-
-    def state_dict(self) -> State:
-        """Return the state without the rows."""
-
-    def load_state_dict(self, state: State, rows: Sequence[Array] = ()) -> None:
-        """Load a state and its rows."""
 
 
 class Rows(ABC):

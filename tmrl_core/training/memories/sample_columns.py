@@ -36,7 +36,8 @@ from tmrl_core.samples import Chunk
 from tmrl_core.samples.columns import leaves, map_leaves
 from tmrl_core.samples.supported_values import DTYPES
 from tmrl_core.training.memories.layout import Array
-from tmrl_core.training.memories.rows import RowLease, put_rows
+from tmrl_core.training.memories.row_memory import RowLease
+from tmrl_core.training.memories.rows import put_rows
 from tmrl_core.training.value_types import Batch, Device, State, Tree
 
 _SCALARS: dict[str, Callable[[Array], Tree]] = {

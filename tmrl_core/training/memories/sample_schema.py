@@ -174,6 +174,8 @@ def _found(tree: Tree) -> str:
         return f"{tree.dtype}{list(tree.shape[1:])}"
     if isinstance(tree, dict):
         return f"a dict of {_names(tree)}"
+    if isinstance(tree, list) and tree and isinstance(tree[0], bytes):
+        return "encoded images (set worker.images for the trainer too)"
     return f"a tuple of {len(tree)}" if isinstance(tree, tuple) else "no array"
 
 

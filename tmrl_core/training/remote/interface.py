@@ -94,6 +94,7 @@ from tmrl_core.networking.trainer.inbox import TAKEN_BYTES, TAKEN_MESSAGES
 from tmrl_core.samples import EpisodeRecord, decode_message, decode_value
 from tmrl_core.samples.codec import most_records
 from tmrl_core.samples.columns import by_lane
+from tmrl_core.samples.images import ImageDecoder
 from tmrl_core.samples.segments import INTERVENTION_RATE
 from tmrl_core.token_bucket import TokenBucket
 from tmrl_core.training.interface import Delivery, TrainingInterface, settled
@@ -220,6 +221,8 @@ class RemoteInterface(TrainingInterface):
         """Evaluation that reached the target during training."""
         self.keep: Callable[[list[Received]], None] | None = None
         """Called with messages before they are acknowledged; raises StorageError if they cannot be stored."""
+        self.images: ImageDecoder | None = None
+        """Decodes the images of samples; None: workers send pixels."""
         self.on_episode: Callable[[EpisodeRecord], None] | None = None
         """Called with the record of each episode."""
         self.on_rest: Callable[[], None] | None = None
@@ -272,7 +275,11 @@ class RemoteInterface(TrainingInterface):
         self._counters: dict[bytes, int] = {}
         """Number of the policy version of each stream's latest samples."""
         self.operations = Operations(
-            link.trainer.orders, self._labels, self._pause_or_resume, partial(self.event, names.EVENT_ORDER)
+            link.trainer.orders,
+            self._labels,
+            self._follow_orders,
+            partial(self.event, names.EVENT_ORDER),
+            clock=self._clock,
         )
         self._waiting_orders = link.trainer.orders.waiting
         self.on_hold: Callable[[], None] | None = None
@@ -360,6 +367,8 @@ class RemoteInterface(TrainingInterface):
             if one.stream in self._unfit and (not delivery.expert or one.stream in self._foreign):
                 raise SampleRefusedError(self._unfit[one.stream])
             if chunk is not None and chunk.rows:
+                if self.images is not None:
+                    self.images.decode(chunk)
                 check_samples(chunk)
                 delivery.chunks = by_lane(chunk, one.stream)
                 for part in delivery.chunks:
@@ -574,6 +583,7 @@ class RemoteInterface(TrainingInterface):
             pause=stream in self._paused,
             collect=self._shares.get(stream),
             refusal=self._unfit.get(stream, ""),
+            wanted=self.operations.wanted(self._members[stream].name) if stream in self._members else None,
         )
         self.link.direct(directive, stream)
 
@@ -699,8 +709,8 @@ class RemoteInterface(TrainingInterface):
     def _labels(self) -> set[str]:
         return {member.name for member in self._members.values()}
 
-    def _pause_or_resume(self, label: str) -> None:
-        """Direct the workers of a label, which an operator has paused or resumed."""
+    def _follow_orders(self, label: str) -> None:
+        """Direct the workers of a label, which an operator has paused or resumed, or wants to see."""
         for stream, member in self._members.items():
             if member.name == label:
                 self._hold_worker(stream)

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tmrl_core.config import Config
-from tmrl_core.config.differing import differing
+from tmrl_core.config.differing import differing, every_setting
 from tmrl_core.envs.identity import identity_of_spaces
+from tmrl_core.errors import ConfigError
 from tmrl_core.metrics.latest import LatestSink
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.protocol.messages import Progress
+from tmrl_core.samples.images import MAX_DECODED_BYTES, ImageDecoder, need_pillow
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.contracts import TrainingLoop
 
@@ -33,6 +35,7 @@ class LinkedTraining:
 
     Attributes:
         interface: the training object's interface to the Server; None before the first link. It remains after `close`.
+        settings: those of the next link.
         make_interface: makes it, with the arguments of `RemoteInterface`; None: that class.
     """
 
@@ -40,7 +43,7 @@ class LinkedTraining:
         self, settings: LinkSettings, config: Config, run_name: str, on_publish: Callable[[TrainingLoop], object]
     ) -> None:
         self.interface: RemoteInterface | None = None
-        self._settings = settings
+        self.settings = settings
         self._config = config
         self._run_name = run_name
         self._on_publish = on_publish
@@ -65,7 +68,7 @@ class LinkedTraining:
         config = self._config
         delivery = training.delivery
         link = TrainerLink(
-            self._settings,
+            self.settings,
             name="trainer",
             run=self._run_name,
             inbox_bytes=config.trainer.inbox_bytes,
@@ -106,13 +109,20 @@ class LinkedTraining:
             interface.evaluator = evaluator
         else:
             logger.info("no policy is evaluated: trainer.evaluation.every_updates is 0 and there is no time_limit_s")
+        if config.worker.images is not None:
+            interface.images = _image_decoder(training.agent)
         memory = training.training_memory
         if memory is not None and memory.disk is not None:
             interface.keep = DeliveryLog(training, memory, link).keep
         interface.on_hold = lambda: training.update_buffer(interface)
         if latest is not None:
             link.trainer.telemetry = RunTelemetry(
-                link, latest, interface.progressing, lambda: recorder.elapsed_s, differing(config)
+                link,
+                latest,
+                interface.progressing,
+                lambda: recorder.elapsed_s,
+                differing(config),
+                every_setting(config),
             )
         self.interface, self._link = interface, link
         if self._stopping:
@@ -162,6 +172,22 @@ class LinkedTraining:
         """Acknowledge inserted samples that the memory's disk has stored. Workers keep the others."""
         if self.interface is not None:
             training.commit(self.interface)
+
+
+def _image_decoder(agent: object) -> ImageDecoder:
+    """Return the decoder of an agent's observations.
+
+    Raises:
+        ConfigError: the agent does not declare them.
+        MissingExtraError: Pillow is not installed.
+    """
+    need_pillow("worker.images")
+    if not isinstance(agent, TrainingAgent):
+        raise ConfigError(
+            f"worker.images: found the agent {type(agent).__name__}; allowed: one that is derived from "
+            "tmrl_core.training:TrainingAgent, whose observation space says what the images are"
+        )
+    return ImageDecoder(agent.observation_space, MAX_DECODED_BYTES)
 
 
 def _spaces_of(agent: object) -> dict[str, str]:

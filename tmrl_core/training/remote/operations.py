@@ -16,13 +16,19 @@
 # of orders.
 #
 # Who waits because of an order does not starve: nobody ends a run because of it.
+#
+# Pictures (`networking/protocol/pictures.py`). An order for a camera is repeated while somebody looks, and only the
+# first is recorded. A wish ends with `CAMERA_S`, so that a worker that starts later is not asked for it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
 from tmrl_core.errors import ConfigError
+from tmrl_core.networking.protocol.pictures import CAMERA_S, Wanted
+from tmrl_core.networking.protocol.telemetry import Order
 from tmrl_core.networking.trainer.orders import Orders, ReceivedOrder
 
 MAX_PAUSED = 1_024
@@ -50,8 +56,9 @@ class Operations:
     Args:
         orders: orders of the link.
         labels: returns the labels of linked workers.
-        on_worker: called with the label of a worker that was paused or resumed.
+        on_worker: called with the label of a worker that was paused or resumed, or is to show itself.
         on_event: called with the text of each order that was carried out or not.
+        clock: seconds, monotonic.
 
     Attributes:
         paused_by: operator that has paused training; empty: it is not paused.
@@ -67,6 +74,7 @@ class Operations:
         labels: Callable[[], Collection[str]],
         on_worker: Callable[[str], None],
         on_event: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.paused_by = ""
         self.paused_workers: set[str] = set()
@@ -77,6 +85,11 @@ class Operations:
         self._labels = labels
         self._on_worker = on_worker
         self._on_event = on_event
+        self._clock = clock
+        self._wanted: dict[str, tuple[float, Wanted]] = {}
+        """Wishes to see workers by label, with the times of the latest orders."""
+        self._number = 0
+        """Number of the latest wish."""
         orders.obeys = True
 
     @property
@@ -89,14 +102,22 @@ class Operations:
         found = False
         while (order := self._orders.take()) is not None:
             found = True
+            wanted = self.wanted(order.order.worker)
+            looks_on = order.order.kind == "camera" and wanted is not None and wanted.camera > 0
             try:
                 against = self._carry_out(order)
             except ConfigError as exc:
                 against = str(exc)
             outcome = f"refused: {against}" if against else "done"
             self._orders.answer(order, outcome, done=not against)
-            self._on_event(f"{order.by}: {order.order.text}: {outcome}")
+            if against or not looks_on:
+                self._on_event(f"{order.by}: {order.order.text}: {outcome}")
         return found
+
+    def wanted(self, label: str) -> Wanted | None:
+        """Return the pictures that a worker shall show now; None: none."""
+        at, wanted = self._wanted.get(label, (float("-inf"), None))
+        return wanted if self._clock() - at < CAMERA_S else None
 
     def _carry_out(self, received: ReceivedOrder) -> str:
         """Carry out an order. Return the reason against it; empty: it is done."""
@@ -115,6 +136,8 @@ class Operations:
                     return f"worker {order.worker!r} is not paused"
                 self.paused_workers.discard(order.worker)
                 self._on_worker(order.worker)
+            case "camera" | "video":
+                return self._want(order)
             case "checkpoint":
                 return _NO_CONTROLS if self.controls is None else self.controls.checkpoint_now()
             case "ratio":
@@ -125,11 +148,28 @@ class Operations:
                 self.controls.change_ratio(order.value)
         return ""
 
-    def _pause_worker(self, label: str) -> str:
+    def _unlinked(self, label: str) -> str:
         labels = self._labels()
-        if label not in labels:
-            linked = ", ".join(sorted(labels)[:_NAMED]) or "none"
-            return f"no worker {label!r} is connected; connected: {linked}"
+        if label in labels:
+            return ""
+        linked = ", ".join(sorted(labels)[:_NAMED]) or "none"
+        return f"no worker {label!r} is connected; connected: {linked}"
+
+    def _want(self, order: Order) -> str:
+        label, now = order.worker, self._clock()
+        if against := self._unlinked(label):
+            return against
+        self._wanted = {name: one for name, one in self._wanted.items() if now - one[0] < CAMERA_S}
+        self._number += 1
+        before = self.wanted(label) or Wanted(label)
+        camera, video = (self._number, before.video) if order.kind == "camera" else (before.camera, self._number)
+        self._wanted[label] = now, Wanted(label, camera, video)
+        self._on_worker(label)
+        return ""
+
+    def _pause_worker(self, label: str) -> str:
+        if against := self._unlinked(label):
+            return against
         if len(self.paused_workers) >= MAX_PAUSED:
             return f"{MAX_PAUSED} workers are paused already"
         self.paused_workers.add(label)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -89,6 +90,7 @@ class RunTelemetry:
         read: returns the last values of the training thread. Called in the link's thread.
         elapsed_s: returns the seconds since the run began.
         settings: settings that differ from the defaults.
+        every_setting: all settings.
         clock: seconds of the link's clock.
         wall_clock: seconds since 1970.
     """
@@ -100,6 +102,7 @@ class RunTelemetry:
         read: Callable[[], Progressing],
         elapsed_s: Callable[[], float],
         settings: Mapping[str, str],
+        every_setting: Mapping[str, str] = MappingProxyType({}),
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -109,6 +112,7 @@ class RunTelemetry:
         self._read = read
         self._elapsed_s = elapsed_s
         self._settings = dict(settings)
+        self._every_setting = dict(every_setting)
         self._clock = clock
         self._wall_clock = wall_clock
         self._rates: dict[bytes, _Rate] = {}
@@ -215,9 +219,10 @@ class RunTelemetry:
         most, body = 256, b""
         while most >= _FEWEST_POINTS:
             series = {name: tuple(map(tuple, points)) for name, points in self._latest.curves(most).items()}
-            body = encode_body({"run": run, "series": series})
-            if len(body) <= MAX_HISTORY_BYTES:
-                return body
+            for settings in (self._every_setting, {}):
+                body = encode_body({"run": run, "series": series, "settings": settings})
+                if len(body) <= MAX_HISTORY_BYTES:
+                    return body
             most //= 2
         return encode_body(History(run=run))
 

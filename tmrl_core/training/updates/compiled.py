@@ -50,6 +50,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from tmrl_core.metrics import names as metric_names
 from tmrl_core.training.batches import Transitions
 from tmrl_core.training.updates.cuda_graphs import Capture, CudaGraph, capture_cuda
 from tmrl_core.training.updates.skipped_updates import SKIPPED
@@ -254,10 +255,9 @@ class Compiler:
             results = [value.detach() for value in metrics.values()]
             return results if agent.td_error_B is None else [*results, agent.td_error_B]
 
-        logger.info(
-            "compiling this agent's update for %s, which usually takes a minute of one core; no update is made "
-            "meanwhile",
-            agent.device,
+        self._tell(
+            f"compiling this agent's update for {agent.device}, which usually takes a minute of one core; no update is "
+            "made meanwhile"
         )
         started = self._clock()
         try:
@@ -271,15 +271,21 @@ class Compiler:
             return None
         finally:
             agent.td_error_B = None
-        logger.info("compiled in %.1f s", self._clock() - started)
+        self._tell(f"compiled in {self._clock() - started:.1f} s")
         self._graphs[key] = graph, names
         return self._graphs[key]
+
+    def _tell(self, message: str, level: int = logging.INFO) -> None:
+        """Log a message, and show it to whoever watches the run."""
+        logger.log(level, "%s", message)
+        if self._agent.on_notice is not None:
+            self._agent.on_notice(metric_names.EVENT_COMPILING, message)
 
     def _give_up(self, why: str) -> None:
         self.gave_up = True
         self._graphs.clear()
         self._runs.clear()
-        logger.warning("updates run uncompiled, which affects their speed only: %s", why)
+        self._tell(f"updates run uncompiled, which affects their speed only: {why}", logging.WARNING)
 
 
 def _flat(transitions: Transitions) -> tuple[list[Tree], Tree]:

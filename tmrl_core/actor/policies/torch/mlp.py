@@ -216,7 +216,7 @@ class TorchPolicy(Policy, TorchActorModule):
         **settings: Any,
     ) -> None:
         super().__init__(observation_space, action_space, activation, convolutions, **settings)
-        self.encoder = ObservationEncoder(self.layout, convolutions)
+        self.encoder = self._make_encoder(convolutions)
         self.inputs = vector_size(self.layout)
         # After the encoder and the number of inputs are known: to them, the mask is not there.
         if self.masked:
@@ -234,6 +234,9 @@ class TorchPolicy(Policy, TorchActorModule):
             self.add_module(name, orthogonal(head, 0.01) if self.on_policy else head)
         for name, array in self.arrays.items():
             self.register_parameter(name, nn.Parameter(torch.tensor(array)))
+
+    def _make_encoder(self, convolutions: Convolutions | None) -> ObservationEncoder:
+        return ObservationEncoder(self.layout, convolutions)
 
     def _make_hidden_layers(
         self, sizes: Sequence[int], activation: str | Callable[[], nn.Module], linear: Callable[[int, int], nn.Module]

@@ -1,0 +1,1 @@
+"""Robots of lerobot as environments. Configurations name the environment by reference."""
