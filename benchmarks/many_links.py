@@ -267,7 +267,7 @@ def servers(keys: str, options: argparse.Namespace) -> None:
             print(f"{latency}; links lost: {result.lost_links}", flush=True)
         print(f"growth of memory, of the killed one: {killed_memory}; of the other: {other.grown()}")
     finally:
-        for process in killed.groups:
+        for process in (*killed.groups, killed.trainer):
             process.process.kill()
         other.close()
 
