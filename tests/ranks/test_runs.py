@@ -52,6 +52,10 @@ trainer:
   lockstep: {steps_per_round: 256, grace_s: 10}
   evaluation: {episodes: 1, every_updates: 0}
 """
+FLASHSAC = SAC.replace(
+    "actor: {kwargs: {hidden_sizes: [8, 8]}}",
+    'actor: {cls: "tmrl_core.actor:SquashedGaussianResidualActor", kwargs: {width: 8, blocks: 1}}',
+).replace('"tmrl_core.training:SacAgent"', '"tmrl_core.training:FlashSACAgent", kwargs: {critic_width: 8, bins: 11}')
 
 
 @pytest.fixture
@@ -116,7 +120,7 @@ def states(folder: Path, size: int = 2) -> list[tuple[int | None, bytes]]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("start", [SAC, PPO], indirect=True, ids=["sac", "ppo"])
+@pytest.mark.parametrize("start", [SAC, FLASHSAC, PPO], indirect=True, ids=["sac", "flashsac", "ppo"])
 def test_ranks_train_together_and_rank_0_writes_the_records(start: Start, tmp_path: Path) -> None:
     fleet = Fleet(start)
     for status, out in ended(fleet.ranks()):
