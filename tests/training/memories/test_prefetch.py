@@ -219,6 +219,18 @@ def test_a_restored_memory_samples_unused_blocks_again(kind: str, make_rows: Any
     memory.close()
 
 
+def test_no_batch_is_sampled_in_vain_where_samples_arrive_at_regular_intervals(make_rows: Any) -> None:
+    memory = ReplayMemory(nb_steps=1, device="cpu", memory_size=500, batch_size=4, prefetch=0)
+    in_vain = []
+    for cycle, batches in enumerate([50, 50, 50, 80, 80, 1, 1]):
+        memory.append_chunk(make_rows(cycle, cycle + 1, 0, 40))
+        for _ in range(batches):
+            memory.sample()
+        in_vain.append(memory.prefetched)
+    # At first, and after 80 in place of 50, blocks of 1, 2, 4, ...; the first 1 in place of 80 leaves 31 of 32.
+    assert in_vain == [13, 0, 0, 1, 0, 31, 0]
+
+
 class Summing(TrainingAgent):
     """Its parameter depends on every batch, and on their order."""
 

@@ -9,24 +9,25 @@
 # since a batch of small observations costs more in calls than in copying. The batches of a block are views of the
 # gathered rows, so a block is freed when the last of its batches is.
 #
-# A block is discarded when rows are added, so that new transitions can be sampled immediately. Its size therefore
-# begins at one after each insertion and doubles: little is ever discarded, and a loop that inserts every 50 updates
-# takes blocks of 1, 2, 4, 8, 16 and 19 of 32 batches. At most 1 MB of rows are in a block (`MAX_BLOCK_BYTES`): from
-# there on, the calls cost little beside the copying. Batches of a sampler that depends on updates (priorities) are
-# sampled one at a time, unless its settings allow more: a later batch of the block would use priorities from before the
-# earlier one's update.
+# A block is discarded when rows are added, so that new transitions can be sampled immediately. Blocks are therefore
+# planned: after an insertion they hold as many batches as were taken between the two insertions before, and from there
+# on 1, 2, 4, ... A loop that inserts every 50 updates takes blocks of 32 and 18 batches and discards none; if the next
+# insertion comes after 80, blocks of 1, 2, 4, 8 and 15 of 16 follow. At most 1 MB of rows are in a block
+# (`MAX_BLOCK_BYTES`): from there on, the calls cost little beside the copying. Batches of a sampler that depends on
+# updates (priorities) are sampled one at a time, unless its settings allow more: a later batch of the block would use
+# priorities from before the earlier one's update.
 #
 # Who changes what: `batches` alone takes from the block; `discard_block` alone throws it away; only the generator's
-# state and `_block_batches` outlive a block. With prefetching (prefetch.py), `_next_block` runs in another thread,
-# which is then the only one that uses the generator and the rows; `stop` ends that before anyone else may.
+# state and the plan outlive a block. With prefetching (prefetch.py), `_next_block` runs in another thread, which is
+# then the only one that uses the generator, the rows and the plan; `stop` ends that before anyone else may.
 #
 # `stop` undoes prefetching: blocks that nobody has taken are dropped, and the generator gets the state from before the
 # first of them. Without this, the sampled transitions would depend on how far the thread had got. Example: blocks 5, 6
 # and 7 are prepared, and training is in block 4 when samples arrive. All three are dropped, the generator stands where
 # it stood before block 5, and block 5 is drawn anew from a memory that holds the new rows, exactly as without a thread.
 #
-# Checkpoints hold the generator's state from before the current block, the block's number of batches, and how many of
-# them were used. A resume samples the block again and skips those, so a run that resumes sees the same batches. That
+# Checkpoints hold the plan, the generator's state from before the current block, the block's number of batches, and how
+# many of them were used. A resume samples the block again and skips those, so a run that resumes sees the same batches. That
 # needs the same rows; if some are missing, the next block is drawn anew. Prioritized batches cannot be drawn again,
 # since the priorities have changed: the indices and weights of the unused ones are in the checkpoint instead.
 
@@ -54,6 +55,43 @@ CUDA_PREFETCH = 2
 """Default number of prefetched blocks for a CUDA device."""
 LAG_ROWS = 32
 """Number of transitions per block whose policy versions are read to measure the policy lag."""
+
+
+@dataclass
+class Plan:
+    """Sizes of blocks between two insertions.
+
+    Args:
+        expected: number of batches that were taken between the two insertions before.
+        sampled: number of batches that were sampled since the latest one.
+        beyond: size of the next block once more are sampled than were expected.
+    """
+
+    expected: int = 0
+    sampled: int = 0
+    beyond: int = 1
+
+    def size(self, most: int) -> int:
+        """Return the number of batches of the next block, at most `most`."""
+        return min(most, self.expected - self.sampled if self.sampled < self.expected else self.beyond)
+
+    def note(self, size: int) -> None:
+        """Count a sampled block of so many batches."""
+        if self.sampled >= self.expected:
+            self.beyond = 2 * size
+        self.sampled += size
+
+    def undo(self, sizes: list[int]) -> None:
+        """Take back the latest sampled blocks, oldest first."""
+        self.sampled -= sum(sizes)
+        if sizes:
+            self.beyond = sizes[0] if self.sampled >= self.expected else 1
+
+    def end(self, unused: int) -> None:
+        """Rows were added, and so many batches of the latest block were not taken."""
+        # A message of several chunks is several insertions, between which nothing is taken.
+        self.expected = self.sampled - unused or self.expected
+        self.sampled, self.beyond = 0, 1
 
 
 @dataclass(eq=False)
@@ -134,7 +172,7 @@ class BatchReader:
         self._generator = np.random.default_rng(seed)
         self._prefetch: Prefetch[Block] = Prefetch(prefetch)
         self._block: Block | None = None
-        self._block_batches = 1
+        self._plan = Plan()
 
     @property
     def sampled_ahead(self) -> int:
@@ -190,8 +228,8 @@ class BatchReader:
 
     def discard_block(self) -> None:
         """Discard prepared batches; the next batch is sampled again."""
-        self._block = None
-        self._block_batches = 1
+        block, self._block = self._block, None
+        self._plan.end(len(block.batches) - block.position if block else 0)
 
     def _current_block(self) -> Block:
         block = self._block
@@ -209,12 +247,12 @@ class BatchReader:
         # Batches that depend on updates are never sampled again.
         state = self._generator.bit_generator.state if self.sampler.repeatable else {}
         try:
-            block = self._sample_block(self._block_batches, dict(state))
+            block = self._sample_block(self._plan.size(self._max_block_batches()), dict(state))
         except BaseException:
             if state:
                 self._generator.bit_generator.state = state
             raise
-        self._block_batches = min(2 * self._block_batches, self._max_block_batches())
+        self._plan.note(len(block.batches))
         return block
 
     def stop(self) -> None:
@@ -222,7 +260,7 @@ class BatchReader:
         blocks = self._prefetch.stop()
         if blocks:
             self._generator.bit_generator.state = blocks[0].generator_state
-            self._block_batches = len(blocks[0].batches)
+            self._plan.undo([len(block.batches) for block in blocks])
 
     def close(self) -> None:
         """End prefetching."""
@@ -341,7 +379,7 @@ class BatchReader:
         return {
             "generator": block.generator_state if block else self._generator.bit_generator.state,
             "block": [len(block.batches), block.position] if block else None,
-            "next_block": self._block_batches,
+            "next_block": [self._plan.expected, self._plan.sampled, self._plan.beyond],
             "drawn": self._left_over(),
             "version": self.lag.counter,
         }
@@ -369,7 +407,9 @@ class BatchReader:
         left = state["drawn"]
         if left is not None and not self.sampler.repeatable:
             self._block = self._left_over_block(left)
-        self._block_batches = max(1, min(int(state["next_block"]), most))
+        following = state["next_block"]
+        expected, sampled, beyond = (0, 0, following) if isinstance(following, int) else following
+        self._plan = Plan(max(0, int(expected)), max(0, int(sampled)), max(1, int(beyond)))
 
     def _left_over(self) -> dict[str, Array] | None:
         """Return the sampler's extras of unused batches that cannot be sampled again."""
