@@ -47,8 +47,8 @@ MOST_PIXELS = 480
 """Maximum width and height of a camera picture."""
 LEAST_PIXELS = 8
 """Width and height below which an array of bytes is no picture."""
-_ENCODE_S = 120.0
-"""Maximum time of the encoder."""
+_ENCODE_S = 30.0
+"""Maximum time of the encoder, which a worker that ends meanwhile waits for."""
 
 Frame = NDArray[np.uint8]
 
@@ -237,6 +237,7 @@ def video_file(path: Path) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         smaller = Path(folder) / path.with_suffix(".mp4").name
         command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(path), "-r", "15"]
+        command += ["-threads", "1"]  # the environment has the other cores
         command += ["-vf", "scale=320:-2", "-crf", "32", "-preset", "veryfast", "-pix_fmt", "yuv420p"]
         command += ["-fs", str(MAX_VIDEO_BYTES * 9 // 10), str(smaller)]
         ended = subprocess.run(
