@@ -19,6 +19,8 @@ from tmrl_core.training.checkpoints.checkpoint_store import CheckpointStore
 from tmrl_core.training.checkpoints.manifest import read_manifest
 from tmrl_core.training.checkpoints.parts import parts_of, updates_in
 
+pytestmark = pytest.mark.timeout(900)  # for busy machines
+
 SAC = """
 run: {name: small, seed: 5}
 environment: {kwargs: {id: Pendulum-v1, to_float32: true}}
@@ -52,6 +54,14 @@ trainer:
   lockstep: {steps_per_round: 256, grace_s: 10}
   evaluation: {episodes: 1, every_updates: 0}
 """
+FLASHSAC = (
+    SAC.replace("epochs: 2", "epochs: 1")
+    .replace(
+        "actor: {kwargs: {hidden_sizes: [8, 8]}}",
+        'actor: {cls: "tmrl_core.actor:SquashedGaussianResidualActor", kwargs: {width: 8, blocks: 1}}',
+    )
+    .replace('"tmrl_core.training:SacAgent"', '"tmrl_core.training:FlashSACAgent", kwargs: {critic_width: 8, bins: 11}')
+)
 
 
 @pytest.fixture
@@ -100,7 +110,7 @@ class Fleet:
         return [self._start("--trainer", *self.at, *more, **place, RANK=str(rank)) for rank in range(size)]
 
 
-def ended(processes: list[subprocess.Popen[str]], limit_s: float = 120) -> list[tuple[int, str]]:
+def ended(processes: list[subprocess.Popen[str]], limit_s: float = 300) -> list[tuple[int, str]]:
     return [(process.wait(limit_s), process.stdout.read() if process.stdout else "") for process in processes]
 
 
@@ -116,14 +126,14 @@ def states(folder: Path, size: int = 2) -> list[tuple[int | None, bytes]]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("start", [SAC, PPO], indirect=True, ids=["sac", "ppo"])
+@pytest.mark.parametrize("start", [SAC, FLASHSAC, PPO], indirect=True, ids=["sac", "flashsac", "ppo"])
 def test_ranks_train_together_and_rank_0_writes_the_records(start: Start, tmp_path: Path) -> None:
     fleet = Fleet(start)
     for status, out in ended(fleet.ranks()):
         assert status == 0, out
         assert "is not used" not in out  # an incarnation, although both ranks have one credentials folder
     rows = records(tmp_path, "round")
-    assert len(rows) in (8, 32)
+    assert len(rows) in (4, 8, 32)
     last = rows[-1].values
     assert last["train/n_updates"] == states(tmp_path)[0][0] == states(tmp_path)[1][0]
     assert max(record.values["worker/count"] or 0 for record in records(tmp_path, "network")) == 6
@@ -137,7 +147,7 @@ def test_a_killed_rank_ends_the_others_and_all_resume_from_one_update(start: Sta
     fleet = Fleet(start)
     ranks = fleet.ranks("--set", "checkpoint.every_s=1", "--set", "trainer.epochs=200")
     checkpoints = tmp_path / "runs" / "small" / "checkpoint"
-    until(lambda: len(records(tmp_path, "round")) >= 3, *ranks, limit_s=100)
+    until(lambda: len(records(tmp_path, "round")) >= 3, *ranks, limit_s=200)
     ranks[1].kill()
     status, out = ended(ranks[:1], 40)[0]
     assert status == 1
@@ -147,7 +157,7 @@ def test_a_killed_rank_ends_the_others_and_all_resume_from_one_update(start: Sta
     assert common
     ranks = fleet.ranks("--set", "checkpoint.every_s=1", "--set", "trainer.epochs=200")
     done = len(records(tmp_path, "round"))
-    until(lambda: len(records(tmp_path, "round")) >= done + 3, *ranks, limit_s=100)
+    until(lambda: len(records(tmp_path, "round")) >= done + 3, *ranks, limit_s=200)
     # One rank is asked to end; all do, at one update.
     ranks[1].send_signal(signal.SIGTERM)
     for status, out in ended(ranks, 40):
@@ -163,7 +173,6 @@ def test_a_killed_rank_ends_the_others_and_all_resume_from_one_update(start: Sta
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("start", [SAC], indirect=True)
 @pytest.mark.parametrize("storage", ["ram", "disk"])
 def test_a_server_is_added_and_removed_with_its_rank(start: Start, tmp_path: Path, storage: str) -> None:
@@ -211,7 +220,7 @@ def test_a_server_is_added_and_removed_with_its_rank(start: Start, tmp_path: Pat
 def test_a_rank_that_stands_still_is_named(start: Start, tmp_path: Path) -> None:
     fleet = Fleet(start)
     ranks = fleet.ranks("--set", "trainer.epochs=200")
-    until(lambda: len(records(tmp_path, "round")) >= 1, *ranks, limit_s=100)
+    until(lambda: len(records(tmp_path, "round")) >= 1, *ranks, limit_s=200)
     ranks[1].send_signal(signal.SIGSTOP)
     try:
         status, out = ended(ranks[:1], 60)[0]

@@ -151,9 +151,8 @@ class RankInterface(RemoteInterface):
         if all(one.samples for one in self._all):
             self._write = self._write or any(one.checkpoint for one in self._all)
         highest = max(one.incarnation for one in self._all)
-        if highest > max(standing.incarnation, self._suggested):
+        if highest > max(standing.incarnation, self._suggested) and self.link.suggest(highest):
             self._suggested = highest
-            self.link.suggest(highest)
         return self._agreed()
 
     def agreed(self, own: Standing) -> Standing:

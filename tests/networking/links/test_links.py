@@ -682,3 +682,10 @@ def test_plaintext_beyond_this_machine_is_refused_before_the_token_leaves() -> N
     settings = LinkSettings(host="192.0.2.1", security=None, token="secret")
     with pytest.raises(ConfigError, match="allow_insecure_remote"):
         WorkerLink(settings, name="a", run="run").start()
+
+
+def test_a_suggestion_to_a_link_that_is_not_connected_has_to_be_repeated(place: Place) -> None:
+    link = TrainerLink(place.settings(), name="trainer", run="run")
+    assert not link.suggest(7)
+    trainer = place.trainer()
+    until(lambda: trainer.suggest(7), trainer)

@@ -252,3 +252,20 @@ def test_recorded_and_live_rewards_have_one_scale() -> None:
     assert tested.live.returns.count == tested.live.written + tested.recorded_sessions.written
     assert "returns" in tested.live.state_dict()
     assert "returns" not in tested.recorded_sessions.state_dict()
+
+
+def test_memories_of_several_ranks_agree_on_the_scale_of_all_returns() -> None:
+    whole, *parts = (ReturnScale(GAMMA, BOUND) for _ in range(4))
+    for part, rewards in zip(
+        parts, [(1.0, 1.5, 1.0), (1.2, -2.0, 0.5, 0.1)], strict=False
+    ):  # the third one has no sample yet
+        for one in (part, whole):
+            one.add(message(*rewards))
+    moments = [part.moments for part in parts]
+    for part in parts:
+        part.agree(moments)
+    assert len({part.scale for part in parts}) == 1
+    assert parts[0].scale == pytest.approx(whole.scale, rel=1e-12)
+    empty = ReturnScale(GAMMA, BOUND)
+    empty.agree([empty.moments])
+    assert empty.scale == 1.0

@@ -153,19 +153,21 @@ class WorkerPictures:
 
 
 def rendered(env: Any) -> Frame:
-    """Return a picture of an environment in render mode `rgb_array`.
+    """Return a picture of an environment in render mode `rgb_array`; of several environments, the first one's.
 
     Raises:
         NoPictureError: it returns something else.
     """
     picture: object = env.render()
+    if isinstance(picture, (tuple, list)) and picture:
+        picture = picture[0]
     if isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] >= 3:
         return picture[..., :3]
     raise NoPictureError(f"render() of the environment returns no picture but {type(picture).__name__}")
 
 
 def picture_in(observation: object) -> Frame:
-    """Return the largest picture of an observation; of several frames, the latest.
+    """Return the largest picture of an observation; of several frames, or several environments, the last.
 
     Raises:
         NoPictureError: it has none.

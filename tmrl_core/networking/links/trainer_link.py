@@ -193,13 +193,15 @@ class TrainerLink(Link):
         if (connection := self._connection) is not None:
             self._call(connection.announce)
 
-    def suggest(self, incarnation: int) -> None:
+    def suggest(self, incarnation: int) -> bool:
         """Take a higher incarnation that another trainer of the run has, with end-to-end authentication.
 
-        Without it, the Server assigns incarnations.
+        Without it, the Server assigns incarnations. Return False if nothing is connected, so nothing was done.
         """
-        if (connection := self._connection) is not None and self.trainer.seal is not None:
+        connection = self._connection
+        if connection is not None and self.trainer.seal is not None:
             self._call(connection.suggest, incarnation)
+        return connection is not None
 
     # --- state ---
 
