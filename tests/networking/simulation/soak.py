@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
 import sys
 from collections.abc import Callable
@@ -62,18 +63,13 @@ class Footprint:
     events: int = 0
 
     def slope(self, part: str) -> float:
-        """Return the growth in the second half, in bytes per simulated hour."""
-        half = len(self.at_h) // 2
-        return statistics.linear_regression(self.at_h[half:], self.held[part][half:]).slope
+        """Return the growth in the second half, in bytes per simulated hour: the median of the slopes of all pairs.
 
-    def spread(self, part: str) -> float:
-        """Return the standard error of that slope, in bytes per simulated hour."""
+        A pool that takes one more block at some time does not count, as it would for a line of least squares.
+        """
         half = len(self.at_h) // 2
-        hours, held = self.at_h[half:], self.held[part][half:]
-        line = statistics.linear_regression(hours, held)
-        errors = [one - line.slope * hour - line.intercept for hour, one in zip(hours, held, strict=True)]
-        across = sum((hour - statistics.fmean(hours)) ** 2 for hour in hours)
-        return float((sum(error**2 for error in errors) / max(1, len(hours) - 2) / across) ** 0.5)
+        points = list(zip(self.at_h[half:], self.held[part][half:], strict=True))
+        return statistics.median((y - b) / (x - a) for (a, b), (x, y) in itertools.combinations(points, 2))
 
 
 def held_bytes(*roots: object) -> int:
