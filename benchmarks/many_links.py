@@ -42,7 +42,7 @@ AT_ONCE = 32
 class Load(NamedTuple):
     """Equal connections of one process."""
 
-    count: int
+    connections: int
     message_bytes: int
     rate: float
     """Messages a second of each; 0: as many as its queue takes."""
@@ -116,7 +116,7 @@ async def _links(network: Network, load: Load, pipe: Pipe) -> None:
     observation = np.random.default_rng(0).integers(0, 255, load.message_bytes, np.uint8)
     buffer.append_sample((np.zeros(1, np.float32), observation, 0.0, False, True, {}))
     body = b"".join(encode_message_buffers(buffer.take()[0], (), compression="none"))
-    peers = [_Peer(load, i, token, body) for i in range(load.count)]
+    peers = [_Peer(load, i, token, body) for i in range(load.connections)]
     gate = asyncio.Semaphore(AT_ONCE)
     ended = False
 
@@ -197,7 +197,7 @@ class Side:
         self.groups = [Process(links, network, load) for load in loads]
         for group in self.groups:
             group.recv()
-        self.connections = 1 + sum(load.count for load in loads)
+        self.connections = 1 + sum(load.connections for load in loads)
 
     def send(self, seconds: float) -> None:
         for group in self.groups:
@@ -267,7 +267,7 @@ def servers(keys: str, options: argparse.Namespace) -> None:
             print(f"{latency}; links lost: {result.lost_links}", flush=True)
         print(f"growth of memory, of the killed one: {killed_memory}; of the other: {other.grown()}")
     finally:
-        for process in killed.groups:
+        for process in (*killed.groups, killed.trainer):
             process.process.kill()
         other.close()
 

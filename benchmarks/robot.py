@@ -108,11 +108,13 @@ class Run:
         worker = ("--set", f"server.port={through}", "--set", "worker.record=recorded")
         trainer = self.start(sys.executable, "trainer", *core, "--trainer", *self.words)
         self.start(self.worker_python, "worker", *core, "--worker", *self.words, *worker)
-        try:
-            trainer.wait(self.minutes * 60)
-        except subprocess.TimeoutExpired:
-            trainer.terminate()
-            trainer.wait()
+        end = time.monotonic() + self.minutes * 60
+        while trainer.poll() is None and time.monotonic() < end:
+            if any(one.poll() for one in self.running):
+                raise SystemExit(f"a process of {self.name} failed: see the logs in {self.folder}")
+            time.sleep(1)
+        trainer.terminate()
+        trainer.wait()
 
     def end(self) -> None:
         for process in self.running:
@@ -180,7 +182,8 @@ def one(row: str, seed: int, arguments: argparse.Namespace, folder: Path) -> dic
     if arguments.demonstrations is None:
         arguments.demonstrations = folder.parent / "demonstrations"
         expert = ("-c", str(EXAMPLE / "expert.yaml"), "--record", str(arguments.demonstrations), "--episodes", "20")
-        subprocess.run([arguments.worker_python, "-m", "tmrl_core", "--expert", *expert], cwd=folder, check=True)
+        if not arguments.demonstrations.exists():
+            subprocess.run([arguments.worker_python, "-m", "tmrl_core", "--expert", *expert], cwd=folder, check=True)
     arguments.demonstrations = arguments.demonstrations.absolute()
     run, began = Run(row, seed, arguments, folder), time.monotonic()
     try:

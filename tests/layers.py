@@ -67,6 +67,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/local/test_masked_runs.py::test_a_run_between_processes_learns_too",
         "tests/local/test_other_packages.py::test_parts_of_another_package_train_resume_and_act_without_torch",
         "tests/local/test_pipeline.py",
+        "tests/local/test_image_runs.py",
         "tests/local/test_probe_process.py",
         "tests/local/test_runs.py",
         "tests/local/test_supervision.py",

@@ -1123,6 +1123,40 @@ MUTATIONS = (
         "keep = extras.pop(IS_INTERVENTION)[0] >= 0",
         ("tests/training/memories/test_interventions.py::test_only_steps_of_persons_are_kept_however_chunks_are_cut",),
     ),
+    Mutation(
+        "policy-sees-other-pixels",
+        UNCHANGED,
+        "tmrl_core/envs/sent_images.py",
+        "seen[path] = decode_image(self._files[path], made)",
+        "seen[path] = resize(array, shape, made)",
+        ("tests/envs/test_sent_images.py::test_what_is_stored_is_what_the_policy_saw",),
+    ),
+    Mutation(
+        "image-of-any-size",
+        BOUNDED,
+        "tmrl_core/samples/images.py",
+        "if found == wanted and",
+        "if",
+        ("tests/samples/test_images.py::test_other_files_are_refused",),
+    ),
+    Mutation(
+        "pixels-not-counted",
+        BOUNDED,
+        "tmrl_core/samples/images.py",
+        "chunk.rows * row_bytes > self._max_bytes",
+        "row_bytes > self._max_bytes",
+        ("tests/samples/test_images.py::test_too_many_pixels_in_one_message_are_refused_before_they_are_decoded",),
+    ),
+    Mutation(
+        "held-out-sessions-trained-on",
+        LEARNING,
+        "tmrl_core/success/examples.py",
+        "training += [alike[index] for index in order[count:]]",
+        "training += [alike[index] for index in order]",
+        (
+            "tests/success/test_success.py::test_no_session_is_on_both_sides_and_the_moment_before_a_success_is_left_out",
+        ),
+    ),
     # --- several Servers and ranks -----------------------------------------------------------------------------------
     Mutation(
         "worker-moves-before-its-samples-are-delivered",

@@ -29,6 +29,8 @@ import numpy as np
 import pick
 from gymnasium import spaces
 
+from tmrl_core.errors import ContractError
+
 WIDTH, CORNER = 0.4, np.array([0.2, -0.2, 0.0])
 """Width of the table in metres, and where it begins."""
 STEP, LIMIT = 0.025, 100
@@ -92,7 +94,13 @@ class Panda(gymnasium.Env[Any, Any]):
     def _make(self) -> Any:
         if sys.platform == "linux" and not os.environ.get("DISPLAY"):
             os.environ.setdefault("MUJOCO_GL", "egl")  # before the first import of MuJoCo
-        from gym_hil.envs import PandaPickCubeGymEnv
+        try:
+            from gym_hil.envs import PandaPickCubeGymEnv
+        except ModuleNotFoundError as exc:
+            raise ContractError(
+                f"{exc}: the arm needs gym-hil, `pip install gym-hil==0.1.14`, in an environment with MuJoCo below "
+                "3.9. Without it, take the model: --set environment.cls=pick:Pick"
+            ) from exc
 
         size = {} if self.render_mode is None else {"render_spec": _spec(480)}
         return PandaPickCubeGymEnv(image_obs=False, reward_type="sparse", **size)

@@ -13,6 +13,7 @@ COMMAND = [sys.executable, str(SCRIPT), "--small", "--device", "cpu"]
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)  # tracing takes minutes on a busy machine
 def test_every_row_is_measured() -> None:
     done = subprocess.run([*COMMAND, "--budget-s", "900"], capture_output=True, text=True, check=False)
     missing = [line for line in done.stdout.splitlines() if line.startswith("Not measured")]
@@ -23,6 +24,7 @@ def test_every_row_is_measured() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)  # tracing takes minutes on a busy machine
 def test_rows_that_do_not_fit_are_named() -> None:
     done = subprocess.run([*COMMAND, "--budget-s", "0.1"], capture_output=True, text=True, check=False)
     assert done.returncode == 1

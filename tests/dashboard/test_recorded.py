@@ -133,3 +133,16 @@ def test_close_wakes_who_waits(run: Folder) -> None:
     source.close()
     waiting.join(10)
     assert not waiting.is_alive()
+
+
+def test_all_settings_of_the_run_are_shown(run: Folder) -> None:
+    run.learn()
+    (run.folder / "config.yaml").write_text("trainer: {epochs: 7}", encoding="utf-8")
+    source = run.source()
+    assert source.history is not None
+    assert source.history.settings["trainer.epochs"] == "7"
+    assert source.history.settings["run.name"] == "default"
+    (run.folder / "config.yaml").write_text("trainer: {epochs: seven}", encoding="utf-8")
+    source = run.source()
+    assert source.history is not None
+    assert source.history.settings == {}

@@ -21,6 +21,8 @@ from tmrl_core.config import from_values
 from tmrl_core.dashboard.role import ROLE, local_changes, local_text, source_of
 from tmrl_core.dashboard.settings import DashboardSection
 from tmrl_core.dashboard.several import SeveralServers
+from tmrl_core.networking import Server
+from tmrl_core.networking.security import credentials
 
 
 def test_a_taken_default_port_is_replaced_for_a_local_run() -> None:
@@ -46,14 +48,22 @@ def test_a_link_with_a_token_is_in_the_log_only() -> None:
 
 
 def test_each_server_of_a_run_is_shown(tmp_path: Path) -> None:
-    servers = {"endpoints": ["127.0.0.1:1", "127.0.0.1:2"]}
-    config = from_values({"server": servers, "network": {"credentials_dir": str(tmp_path)}})
-    source = source_of(config, None)
-    with contextlib.closing(source):
+    network = {"credentials_dir": str(tmp_path)}
+    credentials.create(tmp_path, ["localhost"])
+    with contextlib.ExitStack() as stack:
+        servers = [Server(config=from_values({"network": network, "server": {"port": 0}})) for _ in range(2)]
+        for server in servers:
+            stack.callback(server.close)
+        places = [f"localhost:{server.port}" for server in servers]
+        source = source_of(from_values({"network": network, "server": {"endpoints": places}}), None)
+        stack.enter_context(contextlib.closing(source))
         assert isinstance(source, SeveralServers)
+        until(lambda: source.status is not None and source.others("")[0].status is not None)
         (other,) = source.others("")
-        assert other.place == "127.0.0.1:2"
-        assert "the Server at 127.0.0.1 port 2" in other.state
+        assert (source.state, other.state, other.place) == ("connected", "connected", places[1])
+        servers[1].close()
+        until(lambda: source.others("")[0].state.startswith("not connected to the Server at localhost port"))
+        assert source.state == "connected"
 
 
 def test_it_watches_and_collects_nothing() -> None:
@@ -152,3 +162,43 @@ def test_the_page_of_a_local_run_shows_its_trainer(start: Start, tmp_path: Path)
     process.wait(200)
     reading.join(10)
     assert any(line.startswith(f"Live page: http://localhost:{port}/") for line in lines)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(500)
+def test_a_local_run_shows_its_camera_and_the_video_of_its_latest_evaluation(start: Start) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    changes = [f"dashboard.port={port}", "server.port=0", "worker.evaluation_videos=true", "trainer.epochs=20"]
+    changes += ["trainer.evaluation.target_return=null", "trainer.evaluation.every_updates=100"]
+    sets = [word for change in changes for word in ("--set", change)]
+    process = start("--local", "--workers", "1", "--dashboard", "--control", *sets)
+    drain = threading.Thread(target=lambda: list(process.stdout or ()))
+    drain.start()
+
+    def ask(method: str, path: str, body: str = "") -> tuple[int, bytes]:
+        headers = {"Origin": f"http://127.0.0.1:{port}", "Content-Type": "application/json"} if body else {}
+        try:
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+                connection.request(method, path, body, headers)
+                answer = connection.getresponse()
+                return answer.status, answer.read()
+        except OSError:
+            return 0, b""
+
+    camera = json.dumps({"kind": "camera", "worker": "worker-1"})
+    until(lambda: ask("POST", "/orders", camera)[0] == 202, process, limit_s=120)
+
+    def filmed() -> bool:
+        time.sleep(1.0)
+        ask("POST", "/orders", camera)  # the first ones came before the worker
+        return ask("GET", "/pictures/camera?worker=worker-1")[1].startswith(b"\xff\xd8")
+
+    until(filmed, process, limit_s=120)
+    until(lambda: b"moov" in ask("GET", "/pictures/video")[1], process, limit_s=120)
+    assert process.stdin is not None
+    process.stdin.write("stop\n")
+    process.stdin.flush()
+    assert process.wait(60) in (0, 1)
+    drain.join(10)

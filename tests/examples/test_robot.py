@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from tests.command_line import in_this_process
 from tmrl_core.config import load
+from tmrl_core.errors import ContractError
 
 FOLDER = Path(__file__).parents[2] / "examples" / "robot"
 
@@ -92,6 +94,9 @@ def test_a_machine_without_the_simulator_knows_the_spaces(panda: ModuleType) -> 
     env = panda.Panda()
     assert (env.observation_space.shape, env.action_space.shape) == ((13,), (4,))
     env.close()
+    if importlib.util.find_spec("gym_hil") is None:
+        with pytest.raises(ContractError, match=r"the arm needs gym-hil, `pip install gym-hil==0\.1\.14`"):
+            env.reset()
 
 
 def test_the_simulated_arm_is_the_same_task(panda: ModuleType) -> None:

@@ -237,6 +237,16 @@ def test_the_wait_reason_of_training_is_shown_until_it_continues() -> None:
     assert "waits" not in drawn(shown) + shown.line()
 
 
+def test_compiling_is_shown_until_updates_go_on() -> None:
+    compiling = make("event", 1, event="compiling", message="compiling this agent's update for cpu")
+    samples = make("episode", 2, samples_received=9)
+    shown = display([compiling, samples])
+    assert "training waits: compiling this agent's update for cpu" in drawn(shown)
+    assert "waits: compiling this agent's update for cpu" in shown.line()
+    assert "waits" not in display([compiling, make("event", 3, event="compiled", message="compiled in 9 s")]).line()
+    assert "waits" not in display([compiling, make("round", 3, 16)]).line()
+
+
 def test_numbers_that_are_not_finite_are_displayed() -> None:
     shown = display([*RUN, make("round", 42, 2500, policy_lag_mean=None, return_train=float("nan"))])
     assert "lag 1.2" in shown.line()

@@ -12,7 +12,7 @@ def test_an_event_is_written_at_the_updates_of_the_latest_round() -> None:
     interface = OfflineInterface(recorder, stop_requested=lambda: False, on_rest=lambda: None, on_publish=lambda: None)
     interface.event(names.EVENT_COMPILING, "no update is made meanwhile")
     interface.record_round({"updates": 40})
-    interface.event(names.EVENT_COMPILING, "compiled in 31.0 s")
+    interface.event(names.EVENT_COMPILED, "compiled in 31.0 s")
     interface.event(names.EVENT_END, "all epochs are done", step=50)
     recorder.close()
     events = [record for record in sink.records if record.kind == "event"]

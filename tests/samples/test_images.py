@@ -11,8 +11,10 @@ import pytest
 from gymnasium import spaces
 
 from tmrl_core.errors import CodecError
-from tmrl_core.samples import Buffer
+from tmrl_core.networking.worker.outbox import PIECE_BYTES
+from tmrl_core.samples import Buffer, split_chunk
 from tmrl_core.samples.images import (
+    MAX_DECODED_BYTES,
     MOST_GAIN,
     ImageDecoder,
     ImageShape,
@@ -158,6 +160,20 @@ def test_too_many_pixels_in_one_message_are_refused_before_they_are_decoded() ->
     one = samples(1, [encode_image(picture(COLOUR), COLOUR, 75)])
     ImageDecoder(SPACE, 1).decode(one)
     assert one.observation["camera"].shape == (1, *COLOUR.shape)
+
+
+def test_messages_of_an_honest_sender_always_fit() -> None:
+    # Pictures of one colour shrink most; a worker's messages have at most 1 MiB without compression.
+    shape = ImageShape(0, 256, 256, 3)
+    file = encode_image(np.zeros(shape.shape, np.uint8), shape, "lossless")
+    buffer = Buffer()
+    for _ in range(800):
+        buffer.append_sample((np.zeros(1, np.float32), file, 0.0, False, False, {}))
+    (chunk,) = buffer.chunks
+    pieces = [piece.rows for piece in split_chunk(chunk, PIECE_BYTES)]
+    assert sum(pieces) == 800
+    assert len(pieces) == 3
+    assert max(pieces) * shape.nbytes <= MAX_DECODED_BYTES
 
 
 def test_pixels_and_other_values_stay_as_they_are() -> None:

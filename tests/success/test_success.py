@@ -166,6 +166,8 @@ def test_no_session_is_on_both_sides_and_the_moment_before_a_success_is_left_out
     found = read_examples(record(tmp_path, EIGHT), (), 2, 64)
     first = found.groups[0]
     assert first.success.tolist() == [False] * 7 + [True] * 2  # of 11 observations, two before the success are left out
+    short = read_examples(tmp_path, (), 8, 64).groups[0]
+    assert short.success.tolist() == [True] * 8
     training, held_out = divided(found.groups, 3)
     assert not {group.name for group in training} & {group.name for group in held_out}
     assert len(training) + len(held_out) == 16

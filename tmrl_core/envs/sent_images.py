@@ -86,7 +86,7 @@ class ImageEncoder:
         return spaces.Box(0, 255, self._shapes[path][1].shape, np.uint8) if path in self._shapes else leaf
 
     def see(self, obs: Any) -> Any:
-        """Return an observation with the images that a reader of the files will see. Others parts stay.
+        """Return an observation with the images that a reader of the files will see. Other parts stay.
 
         Arrays of another shape or dtype than the space's stay too; the worker's check of observations refuses them.
         """

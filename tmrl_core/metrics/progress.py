@@ -170,6 +170,10 @@ class ProgressDisplay:
             self._checkpoint_s = self._clock() - self._started_s
         elif event == names.EVENT_LEARNED:
             self._confirmed = True
+        elif event == names.EVENT_COMPILING:
+            self._latest[names.LACK] = record.text(names.MESSAGE)
+        elif event == names.EVENT_COMPILED:
+            self._latest.pop(names.LACK, None)
         elif event == names.EVENT_WORKER_LEFT:
             self._workers.discard(record.text(names.WORKER))
         phase = record.text(names.PHASE) or ("done" if event == names.EVENT_END else "")

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tmrl_core.actor.policies.bundle import PolicyBundle
+from tmrl_core.actor.rollout.pictures import WorkerPictures
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.config import Config, find_credentials_folder
@@ -239,6 +240,7 @@ def make_worker(
             needs_policy=standalone,
         )
         if link is not None:
+            collector.uplink.pictures = WorkerPictures(collector, link.show)  # which says that there are none
             link.start()
         undo.pop_all()
     return MultiAgentWorker(collector, release)

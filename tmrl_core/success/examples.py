@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,13 +94,12 @@ def read_examples(folder: Path, entries: tuple[str, ...], last: int, side: int) 
             continue
         rows = np.arange(ticks + 1)
         success = rows > ticks - last if label else np.zeros(ticks + 1, bool)
-        failures = rows[: ticks + 1 - 2 * last] if label else rows
+        failures = rows[: max(0, ticks + 1 - 2 * last)] if label else rows
         if len(failures) > MOST_FAILURES:
             failures = failures[np.linspace(0, len(failures) - 1, MOST_FAILURES).astype(int)]
         chosen = np.concatenate([failures, rows[success]])
-        columns = map_leaves(
-            lambda column, at=chosen: np.asarray(column)[at], chosen_entries(session.observations, entries)
-        )
+        observations = chosen_entries(session.observations, entries)
+        columns = map_leaves(functools.partial(_rows_of, rows=chosen), observations)
         groups.append(Group(f"session {number}", _smaller(columns, shapes), success[chosen]))
     if not groups:
         raise ConfigError(
@@ -108,6 +108,11 @@ def read_examples(folder: Path, entries: tuple[str, ...], last: int, side: int) 
             "images"
         )
     return Examples(reduced, groups, unlabelled)
+
+
+def _rows_of(column: Any, rows: NDArray[np.intp]) -> NDArray[Any]:
+    found: NDArray[Any] = np.asarray(column)[rows]
+    return found
 
 
 def _of_images(folder: Path, entries: tuple[str, ...], side: int) -> Examples:
@@ -191,11 +196,11 @@ def divided(groups: Sequence[Group], seed: int) -> tuple[list[Group], list[Group
     rng = np.random.default_rng(seed)
     training: list[Group] = []
     held_out: list[Group] = []
-    for kind in (with_success, without):
-        count = max(1, round(len(kind) / 4)) if kind else 0
-        order = rng.permutation(len(kind)).tolist()
-        held_out += [kind[index] for index in order[:count]]
-        training += [kind[index] for index in order[count:]]
+    for alike in (with_success, without):
+        count = max(1, round(len(alike) / 4)) if alike else 0
+        order = rng.permutation(len(alike)).tolist()
+        held_out += [alike[index] for index in order[:count]]
+        training += [alike[index] for index in order[count:]]
     for part in (training, held_out):
         if all(group.success.all() for group in part):
             raise ConfigError("the failures are all in one part of the groups; label more sessions with a failure")

@@ -7,6 +7,7 @@ import subprocess
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import imageio_ffmpeg
 import numpy as np
@@ -14,6 +15,9 @@ import pytest
 from PIL import Image
 
 from tests.waiting import until
+from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
+from tmrl_core.actor.rollout.collector import Collector
+from tmrl_core.actor.rollout.loop import EnvironmentLoop
 from tmrl_core.actor.rollout.pictures import (
     MOST_PIXELS,
     Frame,
@@ -156,9 +160,43 @@ def test_an_observation_without_a_picture_says_what_to_set(observation: object) 
 
 
 def test_a_renderer_that_returns_no_picture_is_told() -> None:
-    assert rendered(SimpleNamespace(render=lambda: RED)).shape == RED.shape
+    assert np.array_equal(rendered(SimpleNamespace(render=lambda: RED)), RED)
+    assert np.array_equal(rendered(SimpleNamespace(render=lambda: (RED, 2 * RED))), RED)
     with pytest.raises(NoPictureError, match="returns no picture but list"):
         rendered(SimpleNamespace(render=lambda: []))
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (SimpleNamespace(render_mode="rgb_array", render=lambda: 2 * RED), 2 * RED),
+        (SimpleNamespace(render_mode="human"), RED),
+        (SimpleNamespace(), RED),
+    ],
+    ids=["renders", "a window", "not a gymnasium.Env"],
+)
+def test_a_worker_shows_what_renders_else_what_it_observes(env: Any, expected: Frame) -> None:
+    loop = EnvironmentLoop.__new__(EnvironmentLoop)
+    loop.environment = cast(CheckedEnvironment, SimpleNamespace(env=env))
+    loop._obs = {"camera": RED}
+    assert np.array_equal(loop.frame(), expected)
+
+
+def test_a_collector_of_many_agents_says_that_it_shows_nothing() -> None:
+    for call in (Collector.frame, Collector.latest_video):
+        with pytest.raises(NoPictureError, match="a worker with many agents"):
+            call(cast(Collector, None))
+
+
+def test_a_worker_without_videos_says_why(tmp_path: Path) -> None:
+    loop = EnvironmentLoop.__new__(EnvironmentLoop)
+    for folder, why in ((None, "set worker.evaluation_videos: true"), (tmp_path, "has played no evaluation yet")):
+        loop.evaluation_videos = folder
+        with pytest.raises(NoPictureError, match=why):
+            loop.latest_video()
+    path = tmp_path / "evaluation-7.mp4"
+    path.write_bytes((8).to_bytes(4, "big") + b"moov")
+    assert loop.latest_video() == path
 
 
 def test_a_large_video_is_made_smaller(tmp_path: Path) -> None:

@@ -143,9 +143,17 @@ def test_steps_begin_at_the_observed_position() -> None:
 
 def test_nothing_is_sent_before_a_reset() -> None:
     env = environment()
-    with pytest.raises(EnvironmentFailedError, match="the robot is not connected: a reset connects it"):
+    with pytest.raises(EnvironmentFailedError, match="the robot was not connected or observed yet: a reset does both"):
         env.step(np.zeros(2, np.float32))
     assert arm(env).calls == []
+    env = environment(kwargs={"leave_out": "pan.pos"}, largest_step=1.0)
+    for _ in range(2):
+        with pytest.raises(ContractError, match=r"left out pan\.pos"):
+            env.reset()
+    arm(env).leave_out = ""
+    env.reset()
+    env.step(np.zeros(2, np.float32))
+    env.close()
 
 
 def test_an_episode_is_cut_at_its_limit_and_a_time_step_lasts() -> None:

@@ -24,6 +24,7 @@ from tmrl_core.networking.protocol.messages import (
     Progress,
     encode_body,
 )
+from tmrl_core.networking.protocol.pictures import PIECE_BYTES, Kind, Picture
 from tmrl_core.networking.protocol.telemetry import History, Order, Scene
 from tmrl_core.networking.trainer import TrainerConnection, TrainerState
 from tmrl_core.networking.trainer.orders import Orders
@@ -103,6 +104,15 @@ class Client:
             self.end.pump()
 
 
+PICTURES: dict[Kind, int] = {"camera": 1_000, "video": 2 * PIECE_BYTES + 1}
+"""Sizes of pictures by their kinds."""
+
+
+def picture(kind: Kind, number: int) -> bytes:
+    """Return the content of a picture."""
+    return bytes([number % 251]) * PICTURES[kind]
+
+
 class Worker(Client):
     """A worker process with one stream.
 
@@ -177,6 +187,14 @@ class Worker(Client):
             self.end.wake()
         return True
 
+    def show(self) -> None:
+        """Send viewers a camera picture and a video of three pieces, which the number determines."""
+        if self.linked and self.end is not None:
+            assert isinstance(self.end.connection, WorkerConnection)
+            number = int(1e6 * self.network.now)
+            for kind in PICTURES:
+                self.end.connection.show(Picture(self.state.name, kind, number, picture(kind, number)))
+
     def begin_to_end(self) -> None:
         """What `WorkerLink.close` does first: the Server may take over what no trainer takes."""
         self.state.ending = True
@@ -212,6 +230,8 @@ class Viewer(Client):
         self.state = ViewerState(run="run", name="anna", peer=network.random.randbytes(16), seal=seal)
         self.seen_s = 0.0
         """Time of the latest scene that it has seen."""
+        self.numbers: dict[tuple[str, Kind], int] = {}
+        """Numbers of the latest pictures that it has seen, by worker and kind."""
 
     def make_connection(self) -> Connection:
         settings = self.network.settings
@@ -397,4 +417,4 @@ def stored(sender: StreamSender) -> int:
     return sender._stored
 
 
-__all__ = ["Client", "Trainer", "Viewer", "Worker", "held", "stored"]
+__all__ = ["Client", "Trainer", "Viewer", "Worker", "held", "picture", "stored"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.networking.simulation.actors import Trainer, Viewer, Worker, held, stored
+from tests.networking.simulation.actors import Trainer, Viewer, Worker, held, picture, stored
 from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import End, Network, Violation
 from tmrl_core.networking.relay import Relay
@@ -64,6 +64,13 @@ class Checker:
             if scene.time_s < owner.seen_s:
                 raise Violation(f"a viewer has seen {owner.seen_s:.1f} s, and now sees {scene.time_s:.1f} s")
             owner.seen_s = scene.time_s
+            for shown in owner.state.pictures.shown.values():
+                if shown.number < owner.numbers.get((shown.worker, shown.kind), 0):
+                    raise Violation(f"a viewer sees an older {shown.kind} of {shown.worker} again")
+                # A worker that encrypts says so in place of a picture.
+                if shown.content != (b"" if shown.text else picture(shown.kind, shown.number)):
+                    raise Violation(f"a viewer sees a {shown.kind} that {shown.worker} never showed")
+                owner.numbers[shown.worker, shown.kind] = shown.number
 
     def _incarnation(self, trainer: Trainer, relay: Relay) -> None:
         number = trainer.state.holding

@@ -355,6 +355,8 @@ class Scenario:
     def _order_once(self) -> None:
         for viewer in self.viewers:
             viewer.order()
+        for worker in self.workers if self.viewers else ():
+            worker.show()
 
     def publish(self, trainer: Trainer, *, large: bool = False) -> None:
         """A policy of its own, most of one frame, others of several."""

@@ -55,6 +55,15 @@ def test_four_servers_with_many_workers_keep_the_promises(workers: int, full: bo
         assert result.beginners == workers
 
 
+def test_a_fleet_may_be_larger_than_the_number_of_gone_workers_that_a_trainer_remembers(
+    full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tmrl_core.networking.trainer.connection._FORGOTTEN_STREAMS", 8)
+    for seed in range(500 if full else 12):  # seed 8 failed when a fleet that was away counted as gone
+        result = simulate(seed)
+        assert not result.failure, f"seed {seed}: {result.failure}"
+
+
 @pytest.mark.parametrize("seed", [1968, 2026, 2029759])
 def test_found_bugs_stay_fixed(seed: int) -> None:
     """1968, 2026: the link of a trainer that began after the last fault was not repaired; its inbox holds 444 bytes.

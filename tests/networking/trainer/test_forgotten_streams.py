@@ -161,3 +161,77 @@ def test_streams_that_stay_are_not_searched_for_each_new_one(
     for number in range(5):
         state.receiver(stream(b"more", START + number))
     assert len(state.receivers) <= 65
+
+
+class Fleet:
+    """A trainer, and a Server that announces streams of workers without certificates."""
+
+    def __init__(self, offsets: dict[bytes, CommittedOffset]) -> None:
+        self.state = TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=1 << 20, offsets=offsets)
+        self.connect()
+
+    def connect(self) -> None:
+        self.link = TrainerConnection(self.state, silent_s=10, heartbeat_s=3)
+        self.link.connected(Identity("Server"), 0.0)
+        give(self.link, Welcome(1, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))
+        self.channel = 0
+
+    def announce(self, stream_id: bytes) -> int:
+        self.channel += 1
+        give(self.link, StreamOpened(self.channel, stream_id, "label", b""))
+        self.link.to_send(0.0)
+        assert not self.link.closing
+        return self.channel
+
+
+def numbered(number: int) -> bytes:
+    return b"worker" + number.to_bytes(10, "big")
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["link lost", "trainer restarted"])
+def test_a_fleet_that_comes_back_finds_its_offsets_however_large_it_is(
+    monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    monkeypatch.setattr(trainer_peer, "_FORGOTTEN_STREAMS", 32)
+    offsets = {numbered(number): CommittedOffset(number + 1, number) for number in range(200)}
+    fleet = Fleet(offsets)
+    if not restarted:
+        for one in offsets:
+            fleet.announce(one)
+        fleet.link.lost(None, 1.0)
+        fleet.connect()
+    for number in range(1_000, 1_100):  # new workers are faster than those of the fleet
+        fleet.announce(numbered(number))
+    for one in offsets:
+        fleet.announce(one)
+        assert fleet.state.receivers[one].offset == offsets[one]
+
+
+def test_a_worker_whose_link_was_lost_finds_its_offset_beside_many_that_left_earlier(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trainer_peer, "_FORGOTTEN_STREAMS", 32)
+    first = numbered(0)
+    fleet = Fleet({first: CommittedOffset(7, 7)})
+    channel = fleet.announce(first)
+    for number in range(1, 300):
+        give(fleet.link, StreamClosed(fleet.announce(numbered(number)), False))
+    assert len(fleet.state.receivers) <= 32 + 16 + 1
+    give(fleet.link, StreamClosed(channel, False))
+    for number in range(300, 310):
+        give(fleet.link, StreamClosed(fleet.announce(numbered(number)), False))
+    assert fleet.state.receivers[first].offset == CommittedOffset(7, 7)
+
+
+def test_a_server_that_loses_its_streams_again_and_again_cannot_fill_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trainer_peer, "_FORGOTTEN_STREAMS", 32)
+    monkeypatch.setattr(trainer_peer, "MAX_MEMBERS", 50)
+    fleet = Fleet({})
+    for turn in range(20):
+        for number in range(50):
+            fleet.announce(numbered(1_000 * turn + number))
+        assert len(fleet.state.receivers) <= 50 + 2 * 32
+        fleet.link.lost(None, 1.0)
+        fleet.connect()

@@ -14,7 +14,7 @@ from tests.training.updates.test_compiled import interpreted
 from tmrl_core.actor.policies.flattening import images_of, layout_of
 from tmrl_core.errors import CheckpointError, ConfigError
 from tmrl_core.training import BehaviorCloningAgent, CrossQAgent, DQNAgent, FlashSACAgent, SacAgent
-from tmrl_core.training.agents.random_shifts import PAPER_PIXELS, drawn, shifted
+from tmrl_core.training.agents.random_shifts import PAPER_PIXELS, drawn, greatest, shifted
 from tmrl_core.training.agents.recurrent_sac_settings import RecurrentSacSettings
 from tmrl_core.training.batches import SHOWN, transitions_of
 from tmrl_core.training.loops.training_loop import TrainingOffline
@@ -78,7 +78,7 @@ def test_images_are_windows_of_themselves_with_a_repeated_border(name: str) -> N
     images = images_of(layout_of(space))
     plain = transitions_of(batch_of(space, ACTIONS), 0.99)
     shifts = drawn(np.random.default_rng(1), pad, ROWS, len(images))
-    found = shifted(plain._replace(shifts=shifts), images)
+    found = shifted(plain._replace(shifts=shifts), images, pad)
     assert found.shifts is None
     of_images = {image.path: number for number, image in enumerate(images)}
     assert of_images
@@ -104,7 +104,7 @@ def test_images_are_windows_of_themselves_with_a_repeated_border(name: str) -> N
 
 
 def test_shifts_are_uniform_and_independent() -> None:
-    found = drawn(np.random.default_rng(0), True, 20_000, 2)
+    found = drawn(np.random.default_rng(0), greatest(True), 20_000, 2)
     values, counts = np.unique(found.numpy(), return_counts=True)
     assert values.tolist() == list(range(-PAPER_PIXELS, PAPER_PIXELS + 1))
     np.testing.assert_allclose(counts / found.numel(), 1 / 9, atol=4e-3)
@@ -152,7 +152,7 @@ def test_every_agent_learns_from_shifted_images(name: str) -> None:
     metrics = [ours.train(batch) for batch in batches_for(name, 3)]
     torch.manual_seed(1)
     for batch, found in zip(batches_for(name, 3), metrics, strict=True):
-        moved = shifted(transitions_of(batch, 0.99)._replace(shifts=drawn(rng, 2, ROWS, 2)), images)
+        moved = shifted(transitions_of(batch, 0.99)._replace(shifts=drawn(rng, 2, ROWS, 2)), images, 2)
         expected = plain.train((moved.obs, *batch[1:3], moved.next_obs, *batch[4:]))
         assert found.keys() == expected.keys()
     assert equal(ours, plain)

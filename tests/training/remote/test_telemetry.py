@@ -20,7 +20,7 @@ from tmrl_core.training.remote.telemetry import RATE_S, STANDS_S, Progressing, R
 class Run:
     """A run without a link."""
 
-    def __init__(self, settings: dict[str, str] | None = None) -> None:
+    def __init__(self, settings: dict[str, str] | None = None, every_setting: dict[str, str] | None = None) -> None:
         self.link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
         self.latest = LatestSink()
         self.now = 100.0
@@ -31,6 +31,7 @@ class Run:
             lambda: self.progressing,
             lambda: 7.5,
             settings or {},
+            every_setting or {},
             clock=lambda: self.now,
             wall_clock=lambda: 1e9 + self.now,
         )
@@ -157,3 +158,12 @@ def test_a_history_of_a_long_run_fits(run: Run) -> None:
     assert len(series) == 27
     assert 16 <= min(map(len, series.values())) <= 256
     assert run.link.trainer.telemetry is None
+
+
+@pytest.mark.parametrize(("number", "told"), [(300, 300), (1_000, 0)])
+def test_a_history_has_all_settings_if_they_fit(number: int, told: int) -> None:
+    run = Run(every_setting={f"agent.kwargs.key_{key}": "x" * 60 for key in range(number)})
+    run.write("episode", 1, return_train=1.0, samples_received=1)
+    found = run.history()
+    assert len(found.settings) == told
+    assert found.series

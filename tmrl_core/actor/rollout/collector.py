@@ -157,7 +157,7 @@ class Collector(ABC):
         Raises:
             NoPictureError: there is none.
         """
-        raise NoPictureError("a worker with several environments or agents shows no camera")
+        raise NoPictureError("a worker with many agents shows no camera")
 
     def latest_video(self) -> Path:
         """Return the file of the latest evaluation's video, for viewers.
@@ -165,7 +165,7 @@ class Collector(ABC):
         Raises:
             NoPictureError: there is none.
         """
-        raise NoPictureError("a worker with several environments or agents records no videos of evaluations")
+        raise NoPictureError("a worker with many agents records no videos of evaluations")
 
     # --- failures and the end -----------------------------------------------------------------------------------------
 

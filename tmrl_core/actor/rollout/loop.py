@@ -462,7 +462,8 @@ class EnvironmentLoop(Collector):
     def frame(self) -> Frame:
         """See `Collector`: what the environment renders, or the picture in the latest observation."""
         env = self.environment.env
-        return rendered(env) if env.render_mode == "rgb_array" else picture_in(self._obs)
+        mode: object = getattr(env, "render_mode", None)  # it need not be a gymnasium.Env
+        return rendered(env) if mode == "rgb_array" else picture_in(self._obs)
 
     def latest_video(self) -> Path:
         """See `Collector`."""

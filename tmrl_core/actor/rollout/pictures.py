@@ -47,8 +47,8 @@ MOST_PIXELS = 480
 """Maximum width and height of a camera picture."""
 LEAST_PIXELS = 8
 """Width and height below which an array of bytes is no picture."""
-_ENCODE_S = 120.0
-"""Maximum time of the encoder."""
+_ENCODE_S = 30.0
+"""Maximum time of the encoder, which a worker that ends meanwhile waits for."""
 
 Frame = NDArray[np.uint8]
 
@@ -153,19 +153,21 @@ class WorkerPictures:
 
 
 def rendered(env: Any) -> Frame:
-    """Return a picture of an environment in render mode `rgb_array`.
+    """Return a picture of an environment in render mode `rgb_array`; of several environments, the first one's.
 
     Raises:
         NoPictureError: it returns something else.
     """
     picture: object = env.render()
+    if isinstance(picture, (tuple, list)) and picture:
+        picture = picture[0]
     if isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] >= 3:
         return picture[..., :3]
     raise NoPictureError(f"render() of the environment returns no picture but {type(picture).__name__}")
 
 
 def picture_in(observation: object) -> Frame:
-    """Return the largest picture of an observation; of several frames, the latest.
+    """Return the largest picture of an observation; of several frames, or several environments, the last.
 
     Raises:
         NoPictureError: it has none.
@@ -235,6 +237,7 @@ def video_file(path: Path) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         smaller = Path(folder) / path.with_suffix(".mp4").name
         command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(path), "-r", "15"]
+        command += ["-threads", "1"]  # the environment has the other cores
         command += ["-vf", "scale=320:-2", "-crf", "32", "-preset", "veryfast", "-pix_fmt", "yuv420p"]
         command += ["-fs", str(MAX_VIDEO_BYTES * 9 // 10), str(smaller)]
         ended = subprocess.run(

@@ -205,6 +205,8 @@ for (const button of document.querySelectorAll("[data-axis]")) button.addEventLi
 
 // --- orders ---
 
+let asked = 0; // number of the latest question
+
 async function confirmed(text, {command = "", yes = "Send"} = {}) {
   setText("confirm-text", text);
   setText("confirm-command", command);
@@ -215,7 +217,13 @@ async function confirmed(text, {command = "", yes = "Send"} = {}) {
   const dialog = $("confirm");
   dialog.returnValue = "no";
   dialog.showModal();
-  return new Promise(resolve => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), {once: true}));
+  // A dialog tells later that it was closed, when the next question may be open already: that is no answer to it.
+  const mine = ++asked;
+  return new Promise(resolve => dialog.addEventListener("close", function closed() {
+    if (mine === asked && dialog.open) return;
+    dialog.removeEventListener("close", closed);
+    resolve(mine === asked && dialog.returnValue === "yes");
+  }));
 }
 
 async function post(order) {

@@ -198,10 +198,10 @@ class RobotEnvironment(gymnasium.Env[Any, Any]):
 
         Raises:
             ContractError: an observation or what was sent misses a name.
-            EnvironmentFailedError: no reset has connected the robot.
+            EnvironmentFailedError: no reset has connected and observed the robot.
         """
-        if not self._connected:
-            raise EnvironmentFailedError("the robot is not connected: a reset connects it")
+        if not self._connected or (self._step is not None and not self._observed):
+            raise EnvironmentFailedError("the robot was not connected or observed yet: a reset does both")
         chosen = np.asarray(action, np.float64)
         begin = np.zeros_like(chosen) if self._step is None else self._values(self._observed, "get_observation")
         scale = 1.0 if self._step is None else self._step
@@ -246,12 +246,13 @@ class RobotEnvironment(gymnasium.Env[Any, Any]):
             )
 
     def _observe(self) -> Any:
-        observed = self._observed = self.robot.get_observation()
+        observed = self.robot.get_observation()
         missing = [name for name in (*self._numbers, *self._pictures) if observed.get(name) is None]
         if missing:
             raise ContractError(
                 f"get_observation of the robot left out {', '.join(missing)}, of its observation_features"
             )
+        self._observed = observed
         state = np.array([observed[name] for name in self._numbers], np.float32)
         if not self._pictures:
             return state

@@ -301,8 +301,10 @@ class WorkerLink(Link):
         self._on_change()
         return True
 
-    def _check_overflow(self) -> None:
-        """Write samples that wait long to the disk. Repeated while some wait."""
+    def _check_overflow(self, timer: bool = False) -> None:
+        """Write samples that wait long to the disk. Repeated by a timer while some wait."""
+        if timer:
+            self._overflow_timer = False
         overflow, loop = self._overflow, self._loop
         if overflow is None or loop is None:
             return
@@ -317,11 +319,7 @@ class WorkerLink(Link):
         self._warn_of_drops()
         if again and not self._overflow_timer:
             self._overflow_timer = True
-            loop.call_later(CHECK_S, self._check_overflow_again)
-
-    def _check_overflow_again(self) -> None:
-        self._overflow_timer = False
-        self._check_overflow()
+            loop.call_later(CHECK_S, self._check_overflow, True)
 
     def _warn_of_drops(self) -> None:
         """Log the first drop of an outage; `counts` has the number, and the worker's last line repeats it."""

@@ -615,7 +615,13 @@ class StreamSender:
         # more than a quarter of the window, and then its own size decides.
         if ahead >= window_bytes // 4 and ahead >= self._queue[0].size:
             return None
-        for message in self._uncovered():
+        # From the nearer end of the queue: an index for each would look at all messages before it, and a hostile Server
+        # chooses the window.
+        new = len(self._queue) - self._covered_messages
+        uncovered: Iterator[HeldMessage] = islice(self._queue, self._covered_messages, None)
+        if new < self._covered_messages:
+            uncovered = reversed(list(islice(reversed(self._queue), new)))
+        for message in uncovered:
             if self._covered_messages and self._covered_bytes + message.size > window_bytes:
                 break
             self._covered_messages += 1
@@ -625,16 +631,6 @@ class StreamSender:
             return None
         self._wanted = total
         return Want(self._channel, self._epoch, total)
-
-    def _uncovered(self) -> Iterator[HeldMessage]:
-        """Return the messages that are not covered yet, from the nearer end of the queue.
-
-        An index for each would look at all messages before it, and a hostile Server chooses the window.
-        """
-        new = len(self._queue) - self._covered_messages
-        if new < self._covered_messages:
-            return reversed(list(islice(reversed(self._queue), new)))
-        return islice(self._queue, self._covered_messages, None)
 
     def unused(self) -> Unused | None:
         """Return a message that releases the credit of dropped messages, once no message needs it.

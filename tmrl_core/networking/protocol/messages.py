@@ -176,23 +176,6 @@ def samples_head(payload: memoryview) -> tuple[int, int, int, int, int]:
     return head
 
 
-def policy_head(payload: memoryview, max_bytes: int) -> tuple[Version, int]:
-    """Return the version and the bytes of the policy that a WEIGHTS frame with this payload begins.
-
-    Raises:
-        RemoteProtocolError: the payload is too short, a number is out of range, or the policy is too large.
-    """
-    if len(payload) < POLICY_HEAD.size:
-        raise RemoteProtocolError("the first frame of a policy update is too short for its header")
-    incarnation, counter, length = POLICY_HEAD.unpack_from(payload)
-    if max(incarnation, counter) >= MAX_NUMBER:
-        # Workers could not confirm such a version. A Server that stored it would end each new link of a worker.
-        raise RemoteProtocolError(f"version {incarnation}.{counter} of the policy is out of range")
-    if length > max_bytes:
-        raise RemoteProtocolError(f"a policy of {length} bytes; at most {max_bytes} are allowed")
-    return (incarnation, counter), length
-
-
 # --- application envelopes: opaque to the relay -----------------------------------------------------------------------
 
 

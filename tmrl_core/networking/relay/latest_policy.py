@@ -85,7 +85,7 @@ class Policies:
     @property
     def held(self) -> tuple[Policy, ...]:
         """Return the policies that are stored here."""
-        return tuple(policy for policy in (self.latest, self.delta, self.arriving) if policy is not None)
+        return tuple(filter(None, (self.latest, self.delta, self.arriving)))
 
     @property
     def held_bytes(self) -> int:

@@ -49,7 +49,6 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -156,7 +155,8 @@ _FURTHER_REASONS = "samples were refused for many different reasons; the trainer
 _STORED_REASON_CHARACTERS = 100
 """Maximum length of a reason in a checkpoint, in ASCII. A checkpoint holds twenty of each stream."""
 _FORGOTTEN_STREAMS = 4_096
-"""Maximum number of absent streams whose offsets are kept, in case they return."""
+"""Maximum number of absent streams whose offsets are kept, in case they return: besides those that are away for a
+moment, of which half as many are kept, or as many as a lost link had."""
 _SEARCHED_STREAMS = 512
 """Number of the oldest absent streams among which one without a committed message is forgotten first."""
 
@@ -230,6 +230,9 @@ class TrainerState(ClientState):
         for stream, told in (refusals or {}).items():
             if stream in self.receivers:
                 self.receivers[stream].remember(told)
+        self._away: OrderedDict[bytes, None] = OrderedDict.fromkeys(self.receivers)
+        """Streams that may return at any moment, since their link, this trainer's or its process was lost."""
+        self._most_away = max(_FORGOTTEN_STREAMS // 2, len(self._away))
         self.members = Members()
         self.names: dict[bytes, str] = {}
         self.waits: dict[bytes, str] = {}
@@ -346,20 +349,38 @@ class TrainerState(ClientState):
                 self._forget_streams(stream)
         else:
             self.receivers.move_to_end(stream)
+            self._away.pop(stream, None)
         return receiver
 
+    def lose_members(self) -> None:
+        """Take all members for away, because the link has ended. The caller holds the lock.
+
+        A fleet of any size returns when the Server does, and finds its offsets.
+        """
+        self._away.update(dict.fromkeys(self.members))
+        self._most_away = max(_FORGOTTEN_STREAMS // 2, len(self._away))
+        self.members.clear()
+
+    def lose_stream(self, stream: bytes) -> None:
+        """Take a stream for away, because its worker's link was lost. The caller holds the lock."""
+        self._away[stream] = None
+        if len(self._away) > self._most_away:
+            self._away.popitem(last=False)
+
     def _forget_streams(self, newest: bytes) -> None:
-        absent = (
+        if len(self.receivers) > MAX_MEMBERS + _FORGOTTEN_STREAMS:
+            self._away.clear()  # no honest fleet has as many: the memory stays bounded
+        absent = [
             other
             for other in self.receivers
-            if other != newest and other not in self.members and not self._waits(other)
-        )
+            if other != newest and not (other in self.members or other in self._away or self._waits(other))
+        ]
         # Several at a time, and not again at once if few are absent, because each search looks at all streams.
         room = max(1, _FORGOTTEN_STREAMS // 16)
-        most = len(self.receivers) - _FORGOTTEN_STREAMS + room
+        most = max(0, len(absent) + 1 - _FORGOTTEN_STREAMS + room)
         if self.seal is None:
             # A stream without a committed message has no offset to lose. A flood of them replaces itself first.
-            oldest = list(itertools.islice(absent, max(most, _SEARCHED_STREAMS)))
+            oldest = absent[: max(most, _SEARCHED_STREAMS)]
             chosen = sorted(oldest, key=lambda one: self.receivers[one].offset.next_number > 0)[:most]
         else:
             chosen = self._forgotten.choose(self.receivers, absent, most)
@@ -729,6 +750,8 @@ class TrainerConnection(Connection):
                 if message.ended and receiver.stream in self.trainer.receivers:
                     # This stream does not return, so it is forgotten before streams that may return.
                     self.trainer.receivers.move_to_end(receiver.stream, last=False)
+                elif not message.ended:
+                    self.trainer.lose_stream(receiver.stream)
             if message.ended:
                 self.trainer.directives.pop(receiver.stream, None)
 
@@ -981,7 +1004,7 @@ class TrainerConnection(Connection):
     def _on_closed(self) -> None:
         self._abandon_partial()
         with self.trainer.lock:
-            self.trainer.members.clear()
+            self.trainer.lose_members()
             self.trainer.waits.clear()
             self.trainer.lateness.clear()
         self.trainer.on_change()

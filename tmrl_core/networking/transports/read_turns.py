@@ -64,23 +64,20 @@ class ReadTurns:
         Args:
             first: put the link before all others that wait.
         """
-        self._end_soon()
+        if not self._ends:
+            self._ends = True
+            self._soon(self._next_round)
         self._left_s -= seconds
         if (self._waiting or self._left_s < 0) and (n > LIGHT_BYTES or seconds > LIGHT_S):
             link.wait_turn()
             (self._waiting.appendleft if first else self._waiting.append)((link, seconds))
 
-    def _end_soon(self) -> None:
-        if not self._ends:
-            self._ends = True
-            self._soon(self._next_round)
-
     def _next_round(self) -> None:
-        self._ends = False
         self._left_s = left_s = ROUND_S
         while self._waiting and left_s > 0:
             link, seconds = self._waiting.popleft()
             left_s -= seconds
             link.end_wait()
-        if self._waiting:
-            self._end_soon()
+        self._ends = bool(self._waiting)
+        if self._ends:
+            self._soon(self._next_round)

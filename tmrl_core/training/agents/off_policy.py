@@ -56,7 +56,7 @@ from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents.declared import Setting
 from tmrl_core.training.agents.losses import critic_loss, td_error
 from tmrl_core.training.agents.optimizers import minimise
-from tmrl_core.training.agents.random_shifts import drawn, shifted
+from tmrl_core.training.agents.random_shifts import drawn, greatest, shifted
 from tmrl_core.training.agents.settings import OffPolicySettings
 from tmrl_core.training.agents.target_networks import polyak_update
 from tmrl_core.training.batches import Transitions, transitions_of
@@ -191,7 +191,7 @@ class OffPolicyAgent(TrainingAgent):
     def update_here(self, transitions: Transitions) -> dict[str, Tensor]:
         """Call `update` uncompiled, in the chosen precision, with the images of its transitions moved."""
         if transitions.shifts is not None:
-            transitions = shifted(transitions, self._images)
+            transitions = shifted(transitions, self._images, greatest(self.settings.random_shifts))
         if self.settings.precision != "bfloat16":
             return self.update(transitions)
         # Parameters change within an update, so a cache of their casts would be stale.
@@ -202,9 +202,8 @@ class OffPolicyAgent(TrainingAgent):
         """Return transitions with the shifts of their images, if the agent shifts any."""
         if self.random_shifts_rng is None:
             return transitions
-        shifts = drawn(
-            self.random_shifts_rng, self.settings.random_shifts, len(transitions.reward_B), len(self._images)
-        )
+        most, rows = greatest(self.settings.random_shifts), len(transitions.reward_B)
+        shifts = drawn(self.random_shifts_rng, most, rows, len(self._images))
         return transitions._replace(shifts=shifts.to(self.device))
 
     # Cached properties are not part of checkpoints: these belong to this process.

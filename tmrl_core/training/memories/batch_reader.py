@@ -27,9 +27,9 @@
 # it stood before block 5, and block 5 is drawn anew from a memory that holds the new rows, exactly as without a thread.
 #
 # Checkpoints hold the plan, the generator's state from before the current block, the block's number of batches, and how
-# many of them were used. A resume samples the block again and skips those, so a run that resumes sees the same batches. That
-# needs the same rows; if some are missing, the next block is drawn anew. Prioritized batches cannot be drawn again,
-# since the priorities have changed: the indices and weights of the unused ones are in the checkpoint instead.
+# many of them were used. A resume samples the block again and skips those, so a run that resumes sees the same batches.
+# That needs the same rows; if some are missing, the next block is drawn anew. Prioritized batches cannot be drawn
+# again, since the priorities have changed: the indices and weights of the unused ones are in the checkpoint instead.
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from tmrl_core.config.algorithms import ALONE_BYTES
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.memories.frame_store import Frames, RamFrames, StackFormat
 from tmrl_core.training.memories.layout import Array, Column, RowLayout, fill
@@ -214,9 +215,15 @@ class RamRows(Rows):
             versions = np.empty((self.capacity, 2), np.int64)
         except (MemoryError, ValueError) as exc:  # ValueError: the size exceeds the address space
             needed = self.capacity * (layout.row_bytes + 16) / 1e9
+            sizes = [(one.stop - one.start) * layout.dtypes[one.group].itemsize for one in layout.new_obs]
+            pictures = (
+                " Half the bytes are enough for pictures with memory.cls: tmrl_core.training:FrameStackMemory and "
+                "memory.kwargs: {frame_stack: 1}."
+            )
             raise ConfigError(
                 f"memory.capacity: {self.capacity} transitions of {layout.row_bytes} bytes need {needed:.1f} GB, "
                 "which cannot be allocated. Choose a smaller capacity, or memory.storage: disk."
+                f"{pictures if max(sizes, default=0) >= ALONE_BYTES else ''}"
             ) from exc
         self.groups, self._versions, self.layout = groups, versions, layout
         self._counters = versions[:, 1]

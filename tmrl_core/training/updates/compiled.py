@@ -256,8 +256,9 @@ class Compiler:
             return results if agent.td_error_B is None else [*results, agent.td_error_B]
 
         self._tell(
+            metric_names.EVENT_COMPILING,
             f"compiling this agent's update for {agent.device}, which usually takes a minute of one core; no update is "
-            "made meanwhile"
+            "made meanwhile",
         )
         started = self._clock()
         try:
@@ -271,21 +272,22 @@ class Compiler:
             return None
         finally:
             agent.td_error_B = None
-        self._tell(f"compiled in {self._clock() - started:.1f} s")
+        self._tell(metric_names.EVENT_COMPILED, f"compiled in {self._clock() - started:.1f} s")
         self._graphs[key] = graph, names
         return self._graphs[key]
 
-    def _tell(self, message: str, level: int = logging.INFO) -> None:
+    def _tell(self, event: str, message: str, level: int = logging.INFO) -> None:
         """Log a message, and show it to whoever watches the run."""
         logger.log(level, "%s", message)
         if self._agent.on_notice is not None:
-            self._agent.on_notice(metric_names.EVENT_COMPILING, message)
+            self._agent.on_notice(event, message)
 
     def _give_up(self, why: str) -> None:
         self.gave_up = True
         self._graphs.clear()
         self._runs.clear()
-        self._tell(f"updates run uncompiled, which affects their speed only: {why}", logging.WARNING)
+        message = f"updates run uncompiled, which affects their speed only: {why}"
+        self._tell(metric_names.EVENT_COMPILED, message, logging.WARNING)
 
 
 def _flat(transitions: Transitions) -> tuple[list[Tree], Tree]:
