@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import random
 import signal
 import statistics
 import sys
@@ -106,6 +107,7 @@ def links(network: Network, load: Load, pipe: Pipe) -> None:
 
 async def _links(network: Network, load: Load, pipe: Pipe) -> None:
     from tmrl_core.errors import NetworkError
+    from tmrl_core.networking.links.base import _UNREACHABLE_WAIT_S
     from tmrl_core.networking.transports.selection import client_transport
     from tmrl_core.networking.worker import WorkerConnection
     from tmrl_core.samples import Buffer, encode_message_buffers
@@ -131,7 +133,7 @@ async def _links(network: Network, load: Load, pipe: Pipe) -> None:
                 peer.lost += not ended
             except NetworkError:
                 pass
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(_UNREACHABLE_WAIT_S * random.uniform(0.5, 1.0))  # as a worker's link does
 
     tasks = [asyncio.create_task(keep(peer)) for peer in peers]
     while not all(peer.sender.active for peer in peers):
