@@ -1157,4 +1157,37 @@ MUTATIONS = (
             "tests/success/test_success.py::test_no_session_is_on_both_sides_and_the_moment_before_a_success_is_left_out",
         ),
     ),
+    # --- several Servers and ranks -----------------------------------------------------------------------------------
+    Mutation(
+        "worker-moves-before-its-samples-are-delivered",
+        ONCE,
+        f"{_P}/spools/own_server.py",
+        "            own = server\n",
+        "            own = chosen\n",
+        ("tests/networking/spools/test_own_server.py::test_a_worker_moves_when_its_samples_are_delivered",),
+    ),
+    Mutation(
+        "servers-change-their-ranks",
+        ONCE,
+        "tmrl_core/ranks/resharding.py",
+        "servers.index(server) != rank",
+        "servers.index(server) < 0",
+        ("tests/ranks/test_resharding.py::test_what_cannot_be_resumed_is_refused",),
+    ),
+    Mutation(
+        "late-call-is-a-lost-rank",
+        NOTICED,
+        "tmrl_core/ranks/process_group.py",
+        "        if not work.is_completed():\n            return False",
+        "        if work.is_completed():\n            raise\n        return False",
+        ("tests/ranks/test_process_group.py::test_a_call_that_ends_just_after_a_limit_is_no_failure",),
+    ),
+    Mutation(
+        "ranks-normalize-their-own-rows",
+        LEARNING,
+        "tmrl_core/training/agents/batch_renorm.py",
+        "if (ranks := RANK_GROUP.get()) is None:",
+        "if (ranks := RANK_GROUP.get()) is None or ranks.size:",
+        ("tests/ranks/test_updates.py::test_ranks_learn_as_one_process",),
+    ),
 )
