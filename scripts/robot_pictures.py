@@ -7,6 +7,7 @@ Needs gym-hil==0.1.14, which wants an environment of its own. The policy stands 
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -22,6 +23,8 @@ BORDERS = {"policy": "#8aa4c8", "person": "#e0873a"}
 
 def main() -> None:
     """Play an episode, and draw five moments of it."""
+    described = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    described.parse_args()
     import panda  # type: ignore[import-not-found,unused-ignore]
 
     env, person = panda.Panda(render_mode="rgb_array"), panda.PersonByRule()

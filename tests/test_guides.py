@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
@@ -11,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gymnasium
@@ -31,6 +32,7 @@ from tmrl_core.config.room_sections import config_type
 from tmrl_core.onnx_export.command import parser as export_parser
 from tmrl_core.plots.command import parser as plot_parser
 from tmrl_core.sessions.formats import session_formats
+from tmrl_core.success.command import parser as label_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "docs" / "recipes.md"
@@ -42,6 +44,17 @@ PAGES = [
 ]
 FILES = {"json", "jsonl", "key", "pem", "py", "token", "yaml"}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+GRAMMARS: dict[str, Callable[[], argparse.ArgumentParser]] = {
+    "--credentials": credentials_parser,
+    "--doctor": doctor_parser,
+    "--sessions": lambda: sessions_parser(session_formats()),
+    "--export": export_parser,
+    "--label": label_parser,
+    "--metrics": metrics_parser,
+    "--plot": plot_parser,
+}
+"""Options whose command has a grammar of its own."""
 
 
 def text_of(page: Path) -> str:
@@ -62,18 +75,10 @@ def commands(page: Path) -> Iterator[list[str]]:
 @each_page
 def test_its_commands_are_accepted(page: Path) -> None:
     for words in commands(page):
-        if "--credentials" in words:
-            credentials_parser().parse_args([word for word in words if word != "--credentials"])
-        elif "--doctor" in words:
-            doctor_parser().parse_args([word for word in words if word != "--doctor"])
-        elif "--sessions" in words:
-            sessions_parser(session_formats()).parse_args([word for word in words if word != "--sessions"])
-        elif "--export" in words:
-            export_parser().parse_args([word for word in words if word != "--export"])
-        elif "--metrics" in words:
-            metrics_parser().parse_args([word for word in words if word != "--metrics"])
-        elif "--plot" in words:
-            plot_parser().parse_args([word for word in words if word != "--plot"])
+        own = GRAMMARS.keys() & set(words)
+        if own:
+            (option,) = own
+            GRAMMARS[option]().parse_args([word for word in words if word != option])
         elif words[0].startswith("--import-"):
             tmrl_parser().parse_args(words)
         else:

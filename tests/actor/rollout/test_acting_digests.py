@@ -1,7 +1,8 @@
 """Samples of a worker with one environment, compared bit for bit with recorded ones.
 
 They prove that a change of the collector or of the policies leaves a worker with one environment as it was: the
-recorded digests were made by a worker that knew one environment only, before acting in batches.
+recorded digests were made by a worker that knew one environment only, before acting in batches. That of the policy
+with pictures is later: since its features' weights are read column by column, BLAS adds in another order.
 
 `RECORD_ACTING=1 pytest tests/actor/rollout/test_acting_digests.py` records this platform's digests.
 """
