@@ -62,6 +62,19 @@ def test_links_that_fit_one_round_never_wait() -> None:
         assert len(loop.round(ROUND_S / 2)) == 2
 
 
+def test_a_link_that_is_busy_alone_never_waits() -> None:
+    loop = Loop(1)
+    light = Link()
+    for _ in range(10):
+        assert len(loop.round(3 * ROUND_S)) == 1
+        loop.turns.took(light, LIGHT_BYTES, LIGHT_S, first=False)
+    other = Link()
+    loop.turns.took(loop.links[0], MAX_READ_BYTES, 3 * ROUND_S, first=False)
+    loop.turns.took(other, MAX_READ_BYTES, ROUND_S, first=False)
+    assert not loop.links[0].waits
+    assert other.waits
+
+
 def test_light_reads_never_wait() -> None:
     loop = Loop(20)
     small = Link()

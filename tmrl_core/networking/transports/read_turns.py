@@ -14,7 +14,7 @@
 #
 # Example: 200 links always have input, 0.3 ms each. The first round takes 60 ms, since all were ready when it began.
 # From then on 4 links are read in each round, each link in every 50th, and a small message waits for rounds of 1.2 ms
-# and what is sent in between. A single link with much to send waits for an empty round, which costs 10 us.
+# and what is sent in between. A link that is the only one with much to send does not wait: nobody would have its time.
 #
 # The trainer comes first among those that wait, because its acknowledgements and policies are for all others.
 #
@@ -57,6 +57,10 @@ class ReadTurns:
         """Links that wait, with the processor time of their last reads."""
         self._ends = False
         """True: the end of this round is scheduled."""
+        self._latest: Turned | None = None
+        """The link with the latest read of this round that was worth mentioning."""
+        self._several = False
+        """True: others had such a read in this round too."""
 
     def took(self, link: Turned, n: int, seconds: float, *, first: bool) -> None:
         """Take a read of `n` bytes into account, after which the link may have to wait.
@@ -68,12 +72,17 @@ class ReadTurns:
             self._ends = True
             self._soon(self._next_round)
         self._left_s -= seconds
-        if (self._waiting or self._left_s < 0) and (n > LIGHT_BYTES or seconds > LIGHT_S):
+        if n <= LIGHT_BYTES and seconds <= LIGHT_S:
+            return
+        self._several = self._several or self._latest not in (None, link)
+        self._latest = link
+        if self._waiting or (self._left_s < 0 and self._several):
             link.wait_turn()
             (self._waiting.appendleft if first else self._waiting.append)((link, seconds))
 
     def _next_round(self) -> None:
         self._left_s = left_s = ROUND_S
+        self._latest, self._several = None, False
         while self._waiting and left_s > 0:
             link, seconds = self._waiting.popleft()
             left_s -= seconds
