@@ -20,7 +20,7 @@ def test_every_setting_of_a_worker_has_a_parameter() -> None:
     accepted: set[str] = set()
     for takes_settings in (RolloutWorker, RolloutWorker.run, RolloutWorker.run_synchronous):
         accepted |= signature(takes_settings).parameters.keys()
-    elsewhere = {"evaluation_videos"}
+    elsewhere = {"evaluation_videos", "images"}  # of the environment that the worker gets
     assert set(WorkerSection.__struct_fields__) - accepted == elsewhere
 
 

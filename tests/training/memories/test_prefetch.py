@@ -227,8 +227,8 @@ def test_no_batch_is_sampled_in_vain_where_samples_arrive_at_regular_intervals(m
         for _ in range(batches):
             memory.sample()
         in_vain.append(memory.prefetched)
-    # At first, and after 80 in place of 50, blocks of 1, 2, 4, ...; the first 1 in place of 80 leaves 31 of 32.
-    assert in_vain == [13, 0, 0, 1, 0, 31, 0]
+    # At first blocks of 1, 2, 4, ...; 80 in place of 50 leave 2 of 32, and the first 1 in place of 80 leaves 31 of 32.
+    assert in_vain == [13, 0, 0, 2, 0, 31, 0]
 
 
 class Summing(TrainingAgent):

@@ -10,12 +10,12 @@
 # gathered rows, so a block is freed when the last of its batches is.
 #
 # A block is discarded when rows are added, so that new transitions can be sampled immediately. Blocks are therefore
-# planned: after an insertion they hold as many batches as were taken between the two insertions before, and from there
-# on 1, 2, 4, ... A loop that inserts every 50 updates takes blocks of 32 and 18 batches and discards none; if the next
-# insertion comes after 80, blocks of 1, 2, 4, 8 and 15 of 16 follow. At most 1 MB of rows are in a block
-# (`MAX_BLOCK_BYTES`): from there on, the calls cost little beside the copying. Batches of a sampler that depends on
-# updates (priorities) are sampled one at a time, unless its settings allow more: a later batch of the block would use
-# priorities from before the earlier one's update.
+# planned: after an insertion they hold as many batches as were taken between the two insertions before, and double from
+# there on. A loop that inserts every 50 updates takes blocks of 32 and 18 batches and discards none; if the next
+# insertion comes after 80, it takes 30 of another 32. At most 1 MB of rows are in a block (`MAX_BLOCK_BYTES`): from
+# there on, the calls cost little beside the copying. Batches of a sampler that depends on updates (priorities) are
+# sampled one at a time, unless its settings allow more: a later batch of the block would use priorities from before the
+# earlier one's update.
 #
 # Who changes what: `batches` alone takes from the block; `discard_block` alone throws it away; only the generator's
 # state and the plan outlive a block. With prefetching (prefetch.py), `_next_block` runs in another thread, which is
@@ -77,15 +77,14 @@ class Plan:
 
     def note(self, size: int) -> None:
         """Count a sampled block of so many batches."""
-        if self.sampled >= self.expected:
-            self.beyond = 2 * size
+        self.beyond = 2 * size
         self.sampled += size
 
     def undo(self, sizes: list[int]) -> None:
         """Take back the latest sampled blocks, oldest first."""
         self.sampled -= sum(sizes)
         if sizes:
-            self.beyond = sizes[0] if self.sampled >= self.expected else 1
+            self.beyond = sizes[0]
 
     def end(self, unused: int) -> None:
         """Rows were added, and so many batches of the latest block were not taken."""
@@ -235,9 +234,19 @@ class BatchReader:
         block = self._block
         if block is None or block.position == len(block.batches):
             block = self._block = self._prefetch.take(self._next_block)
-            if block.counters is not None:
-                self.lag.note(block.counters)
+            self._note_lag(block)
         return block
+
+    def set_version(self, counter: int) -> None:
+        """Set the number of the latest policy. Batches that are already sampled are older from now on."""
+        self.lag.counter = counter
+        if self.sampled_ahead:
+            assert self._block is not None
+            self._note_lag(self._block)
+
+    def _note_lag(self, block: Block) -> None:
+        if block.counters is not None:
+            self.lag.note(block.counters)
 
     def _next_block(self) -> Block:
         """Sample a block.

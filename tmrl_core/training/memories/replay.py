@@ -392,12 +392,13 @@ class ReplayMemory(TrainingMemory):
 
     def note_version(self, counter: int) -> None:
         """Set the number of the latest policy, from which the ages of transitions are computed."""
-        changed = counter != self._reader.lag.counter
-        self._reader.lag.counter = counter
-        if changed and self.sampler.follows_versions:
+        if counter == self._reader.lag.counter:
+            return
+        if self.sampler.follows_versions:
             self._reader.stop()
             if self.sampler.note_version(self._rows, counter):
                 self._reader.discard_block()
+        self._reader.set_version(counter)
 
     def pop_sampled_lag(self) -> tuple[float, int] | None:
         """Return the mean and maximum policy lag of sampled transitions, in versions.
