@@ -29,7 +29,7 @@ LEAVE_S = 2.0
 """Maximum time in seconds that a client waits for the other side when it closes in order."""
 LINGER_S = 1.0
 """Time that a closed link waits for the other side to read the closing message."""
-_SEND_S = 0.002
+_SEND_S = 0.01
 """Processor time for sending after which other links have their turn. A shorter time would divide large writes."""
 _LATE_S = 0.25
 """Delay of a timer beyond which the process must have been stopped, suspended, or without processor time."""
