@@ -29,7 +29,7 @@ class Future:
 
 
 class Driver:
-    """What is on the other side of the topics: it moves at once, and publishes its joints after each command."""
+    """The other side of the topics: it moves at once, and publishes its joints after each command."""
 
     def __init__(self) -> None:
         self.callbacks: dict[str, Callable[[Any], None]] = {}

@@ -81,7 +81,7 @@ class Actor:
 
 
 class LocalRay:
-    """What `run_fleet` calls of Ray, with threads."""
+    """Calls of Ray that `run_fleet` makes, with threads."""
 
     def __init__(self) -> None:
         self.asked: dict[str, Any] = {}

@@ -49,7 +49,7 @@ _LEAVES = (type, ModuleType, FunctionType, BuiltinFunctionType, str, int, float)
 
 @dataclass
 class Footprint:
-    """What was held, at each measurement.
+    """Bytes that were held, at each measurement.
 
     Attributes:
         at_h: simulated hours.
