@@ -120,7 +120,8 @@ class Run:
                 raise SystemExit(f"a process of {self.name} failed: see the logs in {self.folder}")
             time.sleep(1)
         trainer.terminate()
-        trainer.wait()
+        if trainer.wait():
+            raise SystemExit(f"the trainer of {self.name} failed: {self.log('trainer')[-3000:]}")
 
     def end(self) -> None:
         for process in self.running:
