@@ -799,8 +799,7 @@ class TrainerSection(Section, frozen=True, kw_only=True):
         Positive,
         doc(
             "Training stops after this many consecutive skipped updates. An update is skipped if a number in its "
-            "samples, losses or gradients is NaN or infinite. `<run>/bad_updates/` describes the batches of these "
-            "updates."
+            "samples, losses or gradients is NaN or infinite; the log says where it was."
         ),
     ] = 10
     check_spaces: Annotated[

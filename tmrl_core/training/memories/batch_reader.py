@@ -215,16 +215,6 @@ class BatchReader:
         """
         return next(self.batches(1))
 
-    def indices_of(self, batch: Batch) -> Array | None:
-        """Return the absolute indices of the transitions of a batch that was just sampled; None: no longer known."""
-        block = self._block
-        for position, known in enumerate(block.batches if block is not None else ()):
-            if known is batch:
-                assert block is not None
-                size = self._batch_size
-                return self.rows.indices_of(block.positions[position * size : (position + 1) * size])
-        return None
-
     def discard_block(self) -> None:
         """Discard prepared batches; the next batch is sampled again."""
         block, self._block = self._block, None

@@ -371,10 +371,6 @@ class ReplayMemory(TrainingMemory):
         """
         return self._reader.sample()
 
-    def indices_of(self, batch: Batch) -> Array | None:
-        """Return the absolute indices of the transitions of a batch that was just sampled; None: no longer known."""
-        return self._reader.indices_of(batch)
-
     @property
     def sampleable(self) -> int:
         """Number of transitions that may be sampled."""
