@@ -558,13 +558,6 @@ class PrioritySection(Section, frozen=True, kw_only=True):
     epsilon: Annotated[
         Ratio, doc("Constant added to each absolute TD error, so that every transition can be sampled again.")
     ] = 1e-6
-    batches_at_once: Annotated[
-        Positive,
-        doc(
-            "Maximum number of batches that are sampled with the same priorities. 1: each batch uses the priorities "
-            "that the previous batch has updated. 8: a batch costs 33 to 50 percent less time."
-        ),
-    ] = 1
 
 
 class SharesSection(Section, frozen=True, kw_only=True):

@@ -167,7 +167,7 @@ class Stores:
         self.random, self.stacked, self._folder = draw, stacked, folder
         self.n_step = draw.choice([1, 1, 2, 5])
         self.lag = draw.choice([None, None, 0, 2])
-        self.priority = draw.choice([None, {"batches_at_once": 1}, {"batches_at_once": 3, "beta_batches": 10}])
+        self.priority = draw.choice([None, {}, {"beta_batches": 10}])
         self.settings: dict[str, Any] = {
             "memory_size": draw.choice([1, 7, 33, 64, 200]),
             "batch_size": draw.choice([1, 3, 8]),
