@@ -221,7 +221,7 @@ def _of_updates(scene: Scene) -> Iterator[Fault]:
         yield Fault(
             "warn",
             f"{skipped:,.0f} updates gave NaN or Inf and were taken back.",
-            "Look at `bad_updates/` in the run's folder; a lower learning rate or smaller rewards help.",
+            "The trainer's log says where; a lower learning rate or smaller rewards help.",
         )
     for event in scene.events:
         if "full" in event.message and "disk" in event.message:

@@ -276,7 +276,7 @@ def _check_loop(made: partial[Any], reference: str) -> None:
         ) from exc
 
 
-OF_OUR_LOOPS = frozenset({"max_bad_updates", "bad_updates_folder", "threads", "recorded_actions"})
+OF_OUR_LOOPS = frozenset({"max_bad_updates", "threads", "recorded_actions"})
 """Parameters that are not passed to custom training loops."""
 
 
@@ -296,7 +296,6 @@ def loop_settings(config: Config, loop: Any) -> dict[str, Any]:
         **msgspec.structs.asdict(trainer),
         **msgspec.structs.asdict(trainer.limiter),
         "agent_scheduler": resolve_optional(trainer.agent_scheduler, "trainer.agent_scheduler"),
-        "bad_updates_folder": config.run_folder / "bad_updates",
         "threads": threads,
         "offline": config.offline_path,
         "recorded": config.recorded_path,

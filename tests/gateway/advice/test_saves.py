@@ -22,7 +22,7 @@ import pytest
 from tmrl_core.errors import CheckpointError
 from tmrl_core.gateway.advice import saves as module
 from tmrl_core.gateway.advice.saves import Save, Saves, read_save
-from tmrl_core.training.checkpoints.checked_files import safetensors_parts
+from tmrl_core.training.checkpoints.checked_files import safetensors_bytes
 
 
 def save(steps: int, session: str = "a", **arrays: Any) -> Save:
@@ -212,7 +212,7 @@ def deep(path: Path, good: dict[str, bytes]) -> None:
 
 
 def lying_arrays(path: Path, good: dict[str, bytes]) -> None:
-    parts = b"".join(safetensors_parts({"weights": np.ones(4)}))
+    parts = safetensors_bytes({"weights": np.ones(4)})
     write_zip(path, {**good, "arrays.safetensors": parts.replace(b"[4]", b"[9]")})
 
 

@@ -199,7 +199,7 @@ class OwnLearner(Learner):
         self._recorder = StepRecorder(Buffer())
         self._memory = self._make_memory()
         self._memory_is_restored = False
-        self._bad = BadUpdates(context.max_bad_updates, None)
+        self._bad = BadUpdates(context.max_bad_updates)
         self._updates_due = 0.0
         self._published = 0
 
@@ -263,7 +263,7 @@ class OwnLearner(Learner):
             if self._memory_is_restored and bool(metrics.get(SKIPPED)):
                 self._drop_memory("an update with them was not finite")
                 return
-            self._bad.note(self.updates, metrics, batch, self._memory)
+            self._bad.note(self.updates, metrics, batch)
         if self.updates >= self._published + PUBLISH_EVERY:
             self._publish()
 

@@ -35,7 +35,7 @@ import numpy as np
 
 from tmrl_core.errors import CheckpointError
 from tmrl_core.storage import open_now, write_whole
-from tmrl_core.training.checkpoints.checked_files import parse_safetensors, parse_state, safetensors_parts
+from tmrl_core.training.checkpoints.checked_files import parse_safetensors, parse_state, safetensors_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -100,9 +100,7 @@ class Saves:
         content = io.BytesIO()
         with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED, allowZip64=False) as file:
             file.writestr(_STATE, json.dumps(state, allow_nan=True))
-            with file.open(_ARRAYS, "w") as entry:
-                for part in safetensors_parts(save.arrays):
-                    entry.write(part)
+            file.writestr(_ARRAYS, safetensors_bytes(save.arrays))
         name = re.sub(r"[^A-Za-z0-9-]", "-", save.session_id)[:64] or "session"
         path = self.folder / f"{save.steps:012d}_{name}.zip"
         write_whole(path, content.getvalue())

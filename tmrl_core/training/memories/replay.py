@@ -335,7 +335,7 @@ class ReplayMemory(TrainingMemory):
         if not (tails or offsets or values or self._disk.staged):
             return
         self._reader.stop()
-        before, oldest = self._disk.readable, self._disk.oldest
+        before = self._disk.readable
         statistics = self.statistics_state()
         if statistics != self._disk.states.values.get("statistics"):  # lists compare the same NaN object as equal
             values["statistics"] = statistics
@@ -347,8 +347,6 @@ class ReplayMemory(TrainingMemory):
             values["steps"] = [self.n_step, self.gamma]
         self._disk.commit({"marks": dict(offsets or {}), "tails": tails, "values": values})
         self._builder.changed.clear()
-        if self._disk.oldest > max(oldest, self._disk.readable - self.memory_size):
-            self.sampler.remove(oldest, self._disk.oldest)  # the commit has found damage
         if self._disk.readable > before:
             self._published(before)
         self._remove_incomplete()
@@ -370,10 +368,6 @@ class ReplayMemory(TrainingMemory):
             ValueError: the memory is empty.
         """
         return self._reader.sample()
-
-    def indices_of(self, batch: Batch) -> Array | None:
-        """Return the absolute indices of the transitions of a batch that was just sampled; None: no longer known."""
-        return self._reader.indices_of(batch)
 
     @property
     def sampleable(self) -> int:
