@@ -129,8 +129,8 @@ class ViewerConnection(ObserverConnection):
 
     LEGAL = LEGAL["viewer"]
 
-    def __init__(self, state: ViewerState, *, silent_s: float, heartbeat_s: float, greeting_s: float = 10.0) -> None:
-        super().__init__(state, silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
+    def __init__(self, state: ViewerState, **times: float) -> None:
+        super().__init__(state, **times)
         self.viewer = state
 
     def command(self, number: int, envelope: OrderEnvelope) -> None:

@@ -17,7 +17,15 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.protocol.messages import Diagnosis, Echo, Hello, Probe, control_frame
+from tmrl_core.networking.protocol.messages import (
+    PROTOCOL_VERSION,
+    SUPPORTED_VERSIONS,
+    Diagnosis,
+    Echo,
+    Hello,
+    Probe,
+    control_frame,
+)
 from tmrl_core.networking.relay.places import Places
 from tmrl_core.token_bucket import TokenBucket
 
@@ -92,8 +100,8 @@ class Probes:
         trainer = relay.trainer
         connection.send(
             Diagnosis(
-                version=connection.version,
-                versions=relay.versions,
+                version=PROTOCOL_VERSION,
+                versions=SUPPORTED_VERSIONS,
                 time_s=relay.wall_clock(),
                 no_place=relay.no_place_for(probe.role)[:1000],
                 trainer=trainer is not None,

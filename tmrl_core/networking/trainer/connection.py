@@ -60,8 +60,7 @@ import msgspec
 from tmrl_core.bounded_texts import BoundedTexts
 from tmrl_core.errors import CredentialsError, ForgedError, LocalProtocolError, RemoteProtocolError, UnknownRunKeyError
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
-from tmrl_core.networking.protocol.client import MAX_UNREAD_BYTES, ClientState
-from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.client import ClientConnection, ClientState
 from tmrl_core.networking.protocol.delivery import Body, CommittedOffset, PostponedError, Received, StreamReceiver
 from tmrl_core.networking.protocol.framing import FIRST, LAST, Frame, Kind, Wire, cut, message_bytes, spare
 from tmrl_core.networking.protocol.messages import (
@@ -87,6 +86,7 @@ from tmrl_core.networking.protocol.messages import (
     Forged,
     Halt,
     Have,
+    Hello,
     Incarnation,
     Lateness,
     Notice,
@@ -259,6 +259,10 @@ class TrainerState(ClientState):
         """Makes scenes and histories for viewers; None: nothing is shown."""
         self.orders = Orders(run)
         """Orders of operators."""
+
+    def hello(self) -> Hello:
+        """Return the first message to a Server."""
+        return msgspec.structs.replace(super().hello(), holding=self.holding, announces=self.seal is not None)
 
     def publish(self, update: PolicyUpdate) -> tuple[int, int]:
         """Make `update` the latest policy. Return its present version, which a new incarnation may raise.
@@ -508,21 +512,13 @@ def _stored_reason(reason: str) -> str:
     return reason[:_STORED_REASON_CHARACTERS].encode("ascii", "backslashreplace").decode()[:_STORED_REASON_CHARACTERS]
 
 
-class TrainerConnection(Connection):
+class TrainerConnection(ClientConnection):
     """A trainer's end of one link."""
 
     LEGAL = LEGAL["trainer"]
-    MAX_UNREAD_BYTES = MAX_UNREAD_BYTES
 
-    def __init__(
-        self,
-        state: TrainerState,
-        *,
-        silent_s: float,
-        heartbeat_s: float,
-        greeting_s: float = 10.0,
-    ) -> None:
-        super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
+    def __init__(self, state: TrainerState, **times: float) -> None:
+        super().__init__(state, **times)
         self.source, self.takes = self._next_frame, Kind.DATA
         self.trainer = state
         self._channels: dict[int, StreamReceiver] = {}
@@ -551,18 +547,11 @@ class TrainerConnection(Connection):
         self._cutter: Iterator[Wire] | None = None
         self._telemetry_times = TelemetryTimes()
 
-    def _on_connected(self) -> None:
-        state = self.trainer
-        announces = state.seal is not None
-        self.send(msgspec.structs.replace(state.hello(), holding=state.holding, announces=announces))
-
     def _on_control(self, message: Control) -> None:
         state = self.trainer
         match message:
             case Welcome():
-                state.check_version(message.version)
-                self.state = "open"
-                state.connections += 1
+                self._welcomed(message)
                 if message.anew and state.seal is None:
                     state.incarnation = 0
                 self._given(message.incarnation)
@@ -1007,4 +996,4 @@ class TrainerConnection(Connection):
             self.trainer.lose_members()
             self.trainer.waits.clear()
             self.trainer.lateness.clear()
-        self.trainer.on_change()
+        super()._on_closed()
