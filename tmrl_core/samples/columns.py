@@ -289,8 +289,9 @@ def by_lane(chunk: Chunk, stream: bytes) -> list[Chunk]:
     found = dict.fromkeys(lanes)
     if len(found) > MAX_LANES:
         raise CodecError(f"rows of {len(found)} environments in a message; allowed: {MAX_LANES}")
-    runs = [lane for lane, _ in itertools.groupby(lanes)]
-    if len(runs) == len(found):
+    if len(found) == 1:  # as nearly always
+        parts = [chunk]
+    elif len([lane for lane, _ in itertools.groupby(lanes)]) == len(found):
         ends = [0, *accumulate(sum(s.rows for s in group) for _, group in itertools.groupby(chunk.segments, _lane_of))]
         parts = [chunk.slice(start, stop) for start, stop in itertools.pairwise(ends)]
     else:

@@ -29,9 +29,9 @@ from tmrl_core.networking.transports.tls import (
     _LINGER_BYTES,
     _READ_BYTES,
     TlsTransport,
-    _bound,
     _TlsDriver,
     _TlsListener,
+    bound_sockets,
 )
 from tmrl_core.networking.worker import WorkerConnection, WorkerState
 
@@ -126,7 +126,7 @@ def test_a_server_of_all_interfaces_is_reached_by_both_versions(
 @needs_both
 def test_an_empty_host_is_one_port_of_both_versions() -> None:
     with ExitStack() as closing:
-        bound = [closing.enter_context(sock) for sock in _bound("", 0)]
+        bound = [closing.enter_context(sock) for sock in bound_sockets(("",), 0)]
         assert {sock.family for sock in bound} == {socket.AF_INET, socket.AF_INET6}
         assert len({sock.getsockname()[1] for sock in bound}) == 1
 

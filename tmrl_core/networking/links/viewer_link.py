@@ -40,7 +40,7 @@ STATUS_S = 2.0
 """Seconds between two requests for the Server's status."""
 
 
-class ViewerLink(Link):
+class ViewerLink(Link[ViewerConnection]):
     """A viewer's link to the Server. Call `start`; it connects again by itself until `close`.
 
     Args:
@@ -53,7 +53,6 @@ class ViewerLink(Link):
         CredentialsError: a file of this machine is missing or damaged.
     """
 
-    _connection: ViewerConnection | None
     _end = ViewerConnection
 
     def __init__(self, settings: LinkSettings, run: str = "", *, name: str = "", orders: bool = True) -> None:
@@ -155,10 +154,10 @@ class ViewerLink(Link):
             number, envelope = self.viewer.envelope(order)
         if not self.may_order:
             self.viewer.undelivered(number, self._why_not())
-        elif (connection := self._connection) is None or not self.connected:
+        elif not self.connected:
             self.viewer.undelivered(number, self.state)
         else:
-            self._call(connection.command, number, envelope)
+            self._tell(lambda connection: connection.command(number, envelope))
         return envelope.id
 
     def _why_not(self) -> str:

@@ -337,7 +337,9 @@ class Relay:
 
     def _take_policy(self, link: RelayConnection, frame: Frame) -> None:
         """Handle a frame of the trainer's policy."""
-        policy = self.policies.take(frame, self.trainer_incarnation)
+        # The incarnation whose policies the linked trainer may publish.
+        incarnation = self.incarnation if self._announced is None else self._announced.incarnation
+        policy = self.policies.take(frame, incarnation)
         if policy.whole:
             link.put("have", Have(*policy.version))
         if policy.whole or frame.flags & FIRST:
@@ -860,11 +862,6 @@ class Relay:
             stream.worker.acknowledge(Ack(stream.channel, message.next, message.refused, message.tag))
         else:
             self.forget_if_done(stream)
-
-    @property
-    def trainer_incarnation(self) -> int:
-        """Return the incarnation whose policies the linked trainer may publish."""
-        return self.incarnation if self._announced is None else self._announced.incarnation
 
     def _announce(self, connection: RelayConnection, message: Announce) -> None:
         """Send the card of the linked trainer, which has chosen its incarnation, to every worker of its run."""

@@ -209,9 +209,9 @@ class WorkerState(ClientState):
 
     def can_continue(self, stream: bytes, secret: StreamSecret | None) -> bool:
         """Continue the authentication of a stream of an earlier process. Return False if that is not possible."""
-        if secret is None or self.seal is None:
-            return secret is None and self.seal is None
-        return self.seal.continue_stream(stream, secret)
+        if self.seal is None:
+            return secret is None
+        return secret is not None and self.seal.continue_stream(stream, secret)
 
     def announcement(self, sender: StreamSender, signature: bytes) -> bytes:
         """Return a stream's signature, in its record if it is authenticated. The certificate may have been renewed."""
@@ -407,21 +407,17 @@ class WorkerConnection(ClientConnection):
             partial(self._published, version, body, delta),
         )
         if content is not None:
-            self._unpacked(version, content)
+            policy = state.kept.body_of(version, content)
+            if policy is None:
+                # `Have` was said: the Server goes on, with a complete policy before the next delta.
+                self.put("lacks", Lacks())
+            elif state.seal is None or version >= state.seal.accepted:  # otherwise it is a base
+                state.policy_arrived(version, policy)
         elif (
             state.policy_version == (0, 0) and state.incarnation > 0 and not self._unopened.keys() & {"policy", "delta"}
         ):
             self._contest(version[0])  # older than what an earlier process of this worker has accepted
         state.on_change()
-
-    def _unpacked(self, version: Version, content: bytes | memoryview) -> None:
-        state = self.worker
-        policy = state.kept.body_of(version, content)
-        if policy is None:
-            # `Have` was said: the Server goes on, with a complete policy before the next delta.
-            self.put("lacks", Lacks())
-        elif state.seal is None or version >= state.seal.accepted:  # otherwise it is a base
-            state.policy_arrived(version, policy)
 
     def _announced(self, seal: WorkerSeal, message: Announce) -> None:
         state = self.worker
