@@ -73,7 +73,6 @@ from tmrl_core.samples.supported_values import MAX_DEPTH, UncarriableError, own_
 from tmrl_core.samples.values import (
     ARRAY,
     decode,
-    decode_value,
     encode,
     encode_value,
     ext_hook,
@@ -81,18 +80,6 @@ from tmrl_core.samples.values import (
     unpack,
     unpack_key,
 )
-
-__all__ = [
-    "Compression",
-    "SampleMessage",
-    "decode_message",
-    "decode_value",
-    "encode_message",
-    "encode_message_buffers",
-    "encode_value",
-    "most_records",
-    "split_chunk",
-]
 
 Compression = Literal["auto", "zstd", "none"]
 BytesLike = bytes | bytearray | memoryview

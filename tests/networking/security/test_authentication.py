@@ -37,7 +37,7 @@ from tmrl_core.networking.protocol.messages import (
     Role,
     Welcome,
 )
-from tmrl_core.networking.security import admission, credentials, renewal
+from tmrl_core.networking.security import admission, credentials, renewal, tls_contexts
 from tmrl_core.networking.security.authentication import WARN_DAYS, ClientAccess, ServerAccess
 from tmrl_core.networking.security.certificates import Signed, SignedList, sign_list
 from tmrl_core.networking.security.revocations import write_list
@@ -62,7 +62,7 @@ def place(folder: Path) -> Iterator[Place]:
         yield place
 
 
-def machine(keys: Path, role: credentials.BundleRole, name: str, there: str = "") -> Path:
+def machine(keys: Path, role: tls_contexts.BundleRole, name: str, there: str = "") -> Path:
     """Another machine's credentials folder, made of a bundle."""
     folder = keys.parent / (there or name)
     credentials.install(credentials.bundle(keys, role, name, keys.parent), folder)
@@ -76,7 +76,7 @@ def gateway(keys: Path, name: str, weight: int) -> Path:
 
 
 def trainer_stranger(place: Place, folder: Path) -> Stranger:
-    context = credentials.client_context(folder, "trainer")
+    context = tls_contexts.client_context(folder, "trainer")
     sock = context.wrap_socket(place.connect(), server_hostname="localhost")
     place.stack.callback(sock.close)
     return Stranger(sock, {"worker": "-", "trainer": "-"})
@@ -131,7 +131,7 @@ def test_a_worker_cannot_receive_samples_or_act_as_the_trainer(place: Place, mes
 
 def test_a_worker_certificate_never_authenticates_a_trainer(place: Place) -> None:
     folder = machine(place.keys, "worker", "robot7")
-    token = str(credentials.token_for(place.keys, "trainer"))
+    token = str(tls_contexts.token_for(place.keys, "trainer"))
     for shown in ("", token):
         robot = place.stranger(folder)
         robot.greet("trainer", token=shown)

@@ -29,7 +29,7 @@ import os
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from tmrl_core.errors import ConfigError, CredentialsError
 from tmrl_core.networking.links.remark_log import RemarkLog
@@ -51,7 +51,6 @@ from tmrl_core.networking.security.tls_contexts import (
 from tmrl_core.networking.transports.selection import LinkSettings, uses_plaintext
 
 if TYPE_CHECKING:
-    from tmrl_core.networking.end_to_end.identity import Signer
     from tmrl_core.networking.observer.seal import ViewerSeal
     from tmrl_core.networking.trainer.seal import TrainerSeal
     from tmrl_core.networking.worker.seal import WorkerSeal
@@ -103,15 +102,6 @@ def _has_issued(folder: Path) -> bool:
     return (folder / "ca.key").exists() and bool(read_list(folder / ISSUED_FILE))
 
 
-class Seal(Protocol):
-    """End of the authentication: `WorkerSeal`, `TrainerSeal` or `ViewerSeal`."""
-
-    signer: Signer
-
-    def count(self, text: str) -> None:
-        """Count an attempt."""
-
-
 class Identity:
     """Certificate of this role, and the CA and revocations that it checks others against; reloaded when files change.
 
@@ -147,7 +137,7 @@ class Identity:
         authority, own, revoked = self._known
         self.signer = Signer(*own)
         self.verifier = Verifier(authority, revoked=revoked)
-        self.seal: Seal | None = None
+        self.seal: WorkerSeal | TrainerSeal | ViewerSeal | None = None
         self.recheck: Callable[[], None] = lambda: None
         self.reconnecting: Callable[[], None] = lambda: None
 

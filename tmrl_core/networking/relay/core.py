@@ -337,9 +337,7 @@ class Relay:
 
     def _take_policy(self, link: RelayConnection, frame: Frame) -> None:
         """Handle a frame of the trainer's policy."""
-        # The incarnation whose policies the linked trainer may publish.
-        incarnation = self.incarnation if self._announced is None else self._announced.incarnation
-        policy = self.policies.take(frame, incarnation)
+        policy = self.policies.take(frame, self.trainer_incarnation)
         if policy.whole:
             link.put("have", Have(*policy.version))
         if policy.whole or frame.flags & FIRST:
@@ -549,7 +547,9 @@ class Relay:
         if older is None and (no_place := self.no_place_for("worker")):
             self.refuse_peer(connection, "full", no_place)
             return
-        if older is None and self._too_many_links(connection):
+        # Several machines may share a token.
+        of_one = sum(one.principal == connection.principal for one in self.workers.values())
+        if older is None and connection.identity.role is not None and of_one >= LINKS_OF_ONE:
             self.refuse_peer(
                 connection,
                 "full",
@@ -600,11 +600,6 @@ class Relay:
         """Return the numbers of the linked workers of a worker's run and label. Those of all credentials count."""
         called, run = connection.called, connection.run
         return {one.place for one in self.workers.values() if (one.called, one.run) == (called, run)}
-
-    def _too_many_links(self, connection: RelayConnection) -> bool:
-        if connection.identity.role is None:
-            return False
-        return sum(one.principal == connection.principal for one in self.workers.values()) >= LINKS_OF_ONE
 
     def _accept_trainer(self, connection: RelayConnection, hello: Hello) -> None:
         older = self.trainer
@@ -862,6 +857,11 @@ class Relay:
             stream.worker.acknowledge(Ack(stream.channel, message.next, message.refused, message.tag))
         else:
             self.forget_if_done(stream)
+
+    @property
+    def trainer_incarnation(self) -> int:
+        """Return the incarnation whose policies the linked trainer may publish."""
+        return self.incarnation if self._announced is None else self._announced.incarnation
 
     def _announce(self, connection: RelayConnection, message: Announce) -> None:
         """Send the card of the linked trainer, which has chosen its incarnation, to every worker of its run."""

@@ -379,12 +379,6 @@ def _host_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
     return names
 
 
-def _new_key() -> ec.EllipticCurvePrivateKey:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP256R1())
-
-
 def _subject(common_name: str, unit: str | None, qualifier: str = "") -> x509.Name:
     from cryptography import x509
     from cryptography.x509.oid import NameOID
@@ -408,10 +402,11 @@ def _issue(
     """Make a key and a certificate: a server's, a client's, or (None) a CA's; without `authority` it signs itself."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
     is_authority = server is None
-    key = signer = _new_key()
+    key = signer = ec.generate_private_key(ec.SECP256R1())
     issuer = subject
     if authority is not None:
         parsed, signer = _parse(authority.certificate), _parse_key(authority.key)
