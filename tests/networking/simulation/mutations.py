@@ -46,7 +46,7 @@ def no_deduplication() -> Iterator[None]:
     def forget(self: StreamReceiver) -> int:
         attach(self)
         self.next_number = self.offset.next_number
-        self._position = self.offset.position
+        self.position = self.offset.position
         return self.next_number
 
     def commit_forgotten(self: StreamReceiver, number: int, refused: str | None = None) -> None:
