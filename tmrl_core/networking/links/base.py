@@ -326,7 +326,10 @@ class Link(Generic[End]):
             finally:
                 self._connection = None
             self._notify()
-            final = self._is_final(reason)
+            # Only a person can resolve it; otherwise another attempt may succeed.
+            final = reason if isinstance(reason, HandshakeError) else None
+            if isinstance(reason, RefusedError) and reason.code not in RETRYABLE and reason.code != "superseded":
+                final = reason
             if final is not None and not self._welcomes:
                 self._failure = final
                 return
@@ -367,12 +370,6 @@ class Link(Generic[End]):
             f"the argument `password` was refused: {found}. With TLS, leave out password here, in the Server and in "
             "the other roles: their certificates and tokens come from the credentials. Without TLS, pass the Server's.",
         )
-
-    def _is_final(self, reason: Exception | None) -> TmrlError | None:
-        """Return the error that only a person can resolve, or None if another attempt may succeed."""
-        if isinstance(reason, RefusedError) and reason.code not in RETRYABLE and reason.code != "superseded":
-            return reason
-        return reason if isinstance(reason, HandshakeError) else None
 
     def _end_soon(self) -> None:
         if self._stop is not None and not self._stop.done():

@@ -87,7 +87,9 @@ def mode_of(settings: LinkSettings, role: CertifiedRole) -> Mode:
     folder = find(settings.credentials_dir)
     certified = client_certificate(folder, role) is not None
     if wanted is None:
-        return DEFAULT if certified or _has_issued(folder) else "off"
+        # Where the CA's key is, other machines may have certificates, which they will use.
+        issues = (folder / "ca.key").exists() and bool(read_list(folder / ISSUED_FILE))
+        return DEFAULT if certified or issues else "off"
     if certified or (folder / "ca.key").exists():
         return wanted
     raise CredentialsError(
@@ -95,11 +97,6 @@ def mode_of(settings: LinkSettings, role: CertifiedRole) -> Mode:
         f"token proves an origin to the Server only. Make a bundle for this machine (`{BUNDLE} {role} --name NAME`) "
         "and install it here, or set network.end_to_end: off on all machines of the run."
     )
-
-
-def _has_issued(folder: Path) -> bool:
-    """Return True if the CA's key is here and other machines have certificates, which they will use."""
-    return (folder / "ca.key").exists() and bool(read_list(folder / ISSUED_FILE))
 
 
 class Identity:

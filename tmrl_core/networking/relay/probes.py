@@ -96,7 +96,9 @@ class Probes:
             relay.refuse_peer(connection, "full", f"{MAX_PROBES} other checks are in progress; try again later")
             return
         connection.state, connection.source = "probe", connection.echoes.next_frame
-        connection.echoes.up_bytes = connection.echoes.down_bytes = allowance = self._allowance(now)
+        allowance = min(LINK_BYTES, int(self._bytes.available(now)))
+        self._bytes.spend(allowance)
+        connection.echoes.up_bytes = connection.echoes.down_bytes = allowance
         trainer = relay.trainer
         connection.send(
             Diagnosis(
@@ -110,8 +112,3 @@ class Probes:
                 card=relay.card_of(probe.run),
             )
         )
-
-    def _allowance(self, now: float) -> int:
-        allowance = min(LINK_BYTES, int(self._bytes.available(now)))
-        self._bytes.spend(allowance)
-        return allowance

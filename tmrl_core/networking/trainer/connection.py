@@ -468,14 +468,13 @@ class TrainerState(ClientState):
         """
         with self.lock:
             return {
-                stream: tuple((number, _stored_reason(reason)) for number, reason in told)
+                stream: tuple(
+                    (number, reason.encode("ascii", "backslashreplace").decode()[:_STORED_REASON_CHARACTERS])
+                    for number, reason in told
+                )
                 for stream, receiver in self.receivers.items()
                 if (told := receiver.refusals)
             }
-
-
-def _stored_reason(reason: str) -> str:
-    return reason[:_STORED_REASON_CHARACTERS].encode("ascii", "backslashreplace").decode()[:_STORED_REASON_CHARACTERS]
 
 
 class TrainerConnection(ClientConnection):
