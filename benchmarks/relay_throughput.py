@@ -71,9 +71,9 @@ def raw_source(keys: str, port: int, total: int, pipe: Pipe) -> None:
 
 
 def raw_relay(keys: str, pipe: Pipe) -> None:
-    from tmrl_core.networking.security import credentials
+    from tmrl_core.networking.security import tls_contexts
 
-    context, _ = credentials.server_context(keys)
+    context, _ = tls_contexts.server_context(keys)
     listener = socket.create_server(("127.0.0.1", 0))
     pipe.send(listener.getsockname()[1])
     ends: dict[bytes, ssl.SSLSocket] = {}
@@ -96,9 +96,9 @@ def raw_relay(keys: str, pipe: Pipe) -> None:
 
 
 def raw_client(keys: str, port: int, role: bytes) -> ssl.SSLSocket:
-    from tmrl_core.networking.security import credentials
+    from tmrl_core.networking.security import tls_contexts
 
-    context = credentials.client_context(keys, "worker")
+    context = tls_contexts.client_context(keys, "worker")
     raw = socket.create_connection(("127.0.0.1", port))
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock = context.wrap_socket(raw, server_hostname="localhost")

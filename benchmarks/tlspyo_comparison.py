@@ -223,9 +223,9 @@ def our_samples(keys: str, transport: str, kind: str, size: int, count: int) -> 
 
 def raw_sender(keys: str, pipe: Pipe) -> None:
     """The Server's second hop alone: the same bytes to each worker from a thread of its own, with blocking sockets."""
-    from tmrl_core.networking.security import credentials
+    from tmrl_core.networking.security import tls_contexts
 
-    context, _ = credentials.server_context(keys)
+    context, _ = tls_contexts.server_context(keys)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pipe.send(listener.getsockname()[1])
         ends = [context.wrap_socket(listener.accept()[0], server_side=True) for _ in range(WORKERS)]

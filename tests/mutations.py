@@ -554,8 +554,8 @@ MUTATIONS = (
         "links-of-one-without-a-limit",
         MEMBERS,
         f"{_P}/relay/core.py",
-        "        if connection.identity.role is None:\n            return False\n        return sum",
-        "        if connection.identity.role is not None:\n            return False\n        return sum",
+        "if older is None and connection.identity.role is not None and of_one",
+        "if older is None and connection.identity.role is None and of_one",
         (f"{MISUSE}::test_the_links_of_one_certificate_are_limited",),
     ),
     Mutation(

@@ -213,11 +213,7 @@ LIMITS: tuple[tuple[str, tuple[object, ...]], ...] = (
         "Of {:,} random attempts ({:,} with `--full`)",
         (test_fake_server.ATTEMPTS, test_fake_server.ATTEMPTS_FULL),
     ),
-    (
-        "at most {} of each. Of the numbers that the Server suggests, the trainer takes {} at once, then the highest "
-        "one {} minute",
-        (peers.MOST_RECORD_RAISES, peers.SUGGESTIONS_AT_ONCE, {60.0: "a"}[peers.SUGGESTION_INTERVAL_S]),
-    ),
+    ("at most {} of each.", (peers.MOST_RECORD_RAISES,)),
     ("receive one message or policy of up to {} GiB", (peers.MOST_MESSAGE_BYTES >> 30,)),
     ("which takes more than {:,} streams", (peers._FORGOTTEN_STREAMS,)),
     ("A list of more than {} kB", (MAX_BODY_BYTES // 1_000,)),

@@ -32,7 +32,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, compress
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -289,9 +289,11 @@ def by_lane(chunk: Chunk, stream: bytes) -> list[Chunk]:
     found = dict.fromkeys(lanes)
     if len(found) > MAX_LANES:
         raise CodecError(f"rows of {len(found)} environments in a message; allowed: {MAX_LANES}")
-    runs = [lane for lane, _ in itertools.groupby(lanes)]
-    if len(runs) == len(found):
-        ends = [0, *accumulate(sum(s.rows for s in group) for _, group in itertools.groupby(chunk.segments, _lane_of))]
+    if len(found) == 1:  # as nearly always
+        parts = [chunk]
+    elif len([lane for lane, _ in itertools.groupby(lanes)]) == len(found):
+        runs = itertools.groupby(chunk.segments, attrgetter("lane"))
+        ends = [0, *accumulate(sum(segment.rows for segment in run) for _, run in runs)]
         parts = [chunk.slice(start, stop) for start, stop in itertools.pairwise(ends)]
     else:
         # Messages of several hand-overs, each of all lanes. One part a lane, because each part costs an insertion.
@@ -300,10 +302,6 @@ def by_lane(chunk: Chunk, stream: bytes) -> list[Chunk]:
     for lane, part in zip(found, parts, strict=True):
         part.stream = stream + lane.to_bytes(3, "big") if lane else stream
     return parts
-
-
-def _lane_of(segment: Segment) -> int:
-    return segment.lane
 
 
 def worker_stream(stream: bytes) -> bytes:
