@@ -11,7 +11,6 @@ from tmrl_core.config.sections import (
     AgentSection,
     Config,
     Count,
-    Kwargs,
     Port,
     Positive,
     PositiveSeconds,
@@ -22,28 +21,6 @@ from tmrl_core.config.sections import (
     doc,
 )
 from tmrl_core.web.pages import Page
-
-
-class StableBaselinesSection(Section, frozen=True, kw_only=True):
-    """An algorithm of stable-baselines3 (extra `sb3`) instead of a built-in one."""
-
-    algorithm: Annotated[Text, doc("Off-policy algorithm: `DQN`, `SAC`, `TD3` or `DDPG`.")] = "DQN"
-    policy: Annotated[Text, doc("Policy class of stable-baselines3: `MlpPolicy` or `MultiInputPolicy`.")] = "MlpPolicy"
-    kwargs: Annotated[
-        Kwargs,
-        doc(
-            "Keyword arguments of the algorithm. `buffer_size`, `batch_size` and `learning_starts` default to "
-            "`capacity`, `batch_size` and `start_training` of the agent. `action_noise` is a number: the standard "
-            "deviation of Gaussian noise on actions scaled to [-1, 1]."
-        ),
-    ] = field(default_factory=dict)
-    schedule_steps: Annotated[
-        Positive,
-        doc(
-            "Steps over which the algorithm's schedules run, such as that of DQN's `exploration_fraction`, since a "
-            "session has no end."
-        ),
-    ] = 50_000
 
 
 class GatewayAgentSection(Section, frozen=True, kw_only=True):
@@ -72,15 +49,10 @@ class GatewayAgentSection(Section, frozen=True, kw_only=True):
     action_space: Annotated[Any, doc("advice: likewise.")] = None
     actor: Annotated[ActorSection | None, doc("advice: the policy. null: `actor`.")] = None
     agent: Annotated[AgentSection | None, doc("advice: the learner. null: `agent`.")] = None
-    stable_baselines3: Annotated[
-        StableBaselinesSection | None, doc("advice: an algorithm of stable-baselines3 learns instead.")
-    ] = None
     capacity: Annotated[Positive, doc("advice: samples in the memory of a session's learner.")] = 50_000
     batch_size: Annotated[Positive, doc("advice: transitions per batch.")] = 128
     start_training: Annotated[Count, doc("advice: samples before the first update of a learner.")] = 500
-    updates_per_step: Annotated[
-        Ratio, doc("advice: updates per step of the session. stable-baselines3 has its own.")
-    ] = 0.5
+    updates_per_step: Annotated[Ratio, doc("advice: updates per step of the session.")] = 0.5
     temperature: Annotated[
         PositiveSeconds, doc("advice: a policy of Q-values advises with softmax(Q / temperature).")
     ] = 1.0
