@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from tmrl_core.multiagent.learner import Learner as Learner
     from tmrl_core.multiagent.learner import episode_seeds as episode_seeds
     from tmrl_core.multiagent.manager import AgentManager as AgentManager
-    from tmrl_core.multiagent.pettingzoo import EventAECEnv as EventAECEnv
     from tmrl_core.multiagent.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
     from tmrl_core.multiagent.remote import RemoteActor as RemoteActor
     from tmrl_core.multiagent.settings import AgentParameters as AgentParameters
@@ -74,5 +73,5 @@ __all__, __getattr__, __dir__ = lazy_names(
         "training": "MultiAgentTraining remote_actor",
         "trajectory": "Decision Trajectory",
     },
-    hidden={"pettingzoo": "EventAECEnv PettingZooEnvironment"},
+    hidden={"pettingzoo": "PettingZooEnvironment"},
 )
