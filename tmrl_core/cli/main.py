@@ -46,7 +46,7 @@ from tmrl_core import __version__, rooms
 from tmrl_core.config import Config, find_config_file, load, use
 from tmrl_core.config.loading import expanded
 from tmrl_core.config.room_sections import config_type, kind_of_run, room_sections
-from tmrl_core.config.sections import NAMES_OF, RoomSection
+from tmrl_core.config.sections import NAMES_OF, RoomSection, Section
 from tmrl_core.errors import ConfigError, RankLostError, TmrlError
 from tmrl_core.roles.call_watch import CallWatch
 from tmrl_core.roles.command import Command
@@ -446,11 +446,19 @@ def config_schema() -> dict[str, object]:
     """Return the JSON Schema of the configuration."""
     import msgspec
 
+    from tmrl_core.config.descriptions import texts_of
+
     schema = msgspec.json.schema(config_type())
-    for section in schema["$defs"].values():
-        for key in section["properties"].values():
-            if kind := key.pop(NAMES_OF, None):
-                key["examples"] = sorted(rooms.entries(kind))
+    kinds = [Section]
+    for kind in kinds:  # which grows meanwhile
+        kinds += kind.__subclasses__()
+    texts = {kind.__name__: texts_of(kind) for kind in kinds}
+    for name, section in schema["$defs"].items():
+        for key, about in section["properties"].items():
+            if names := about.pop(NAMES_OF, None):
+                about["examples"] = sorted(rooms.entries(names))
+            if text := texts[name].get(key):
+                section["properties"][key] = {"description": text, **about}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tmrl_core configuration", **schema}
 
 
