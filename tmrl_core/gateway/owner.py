@@ -186,7 +186,7 @@ class OwnerPages:
         assert agent.saves_folder is not None
         path = agent.saves_folder / name
         if request.method == "GET":
-            return FileResponse(path, media_type="application/zip", filename=f"{agent.name}_{name}")
+            return FileResponse(path, media_type="application/octet-stream", filename=f"{agent.name}_{name}")
         try:
             await asyncio.to_thread(os.remove, path)
         except FileNotFoundError:
@@ -217,7 +217,7 @@ def _with_headers(handler: Handler) -> Handler:
 def _saves(agent: GatewayAgent) -> list[dict[str, Any]]:
     """Return name, size and time of each save, newest first."""
     found = []
-    for path in agent.saves_folder.glob("*.zip") if agent.saves_folder is not None else ():
+    for path in agent.saves_folder.glob("*.save") if agent.saves_folder is not None else ():
         try:
             about = path.lstat()
         except OSError:

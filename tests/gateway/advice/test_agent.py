@@ -154,7 +154,7 @@ def test_a_newcomer_continues_from_the_newest_save_of_any_session(make_agent: Ma
     for mine, theirs in zip(weights(newcomer), weights(trained), strict=True):
         assert torch.equal(mine, theirs)
     names = sorted(path.name for path in agent.saves_folder.iterdir())
-    assert names == ["000000000100_s1.zip", "000000000110_s1.zip", "000000000115_s2.zip"]
+    assert names == ["000000000100_s1.save", "000000000110_s1.save", "000000000115_s2.save"]
     assert read_save(agent.saves_folder / names[-1]).algorithm == "dqn"
 
 
@@ -319,7 +319,7 @@ def test_a_damaged_newest_save_falls_back_to_the_one_before(
     learners = made(agent)
 
     asyncio.run(play_session(agent, 10, seed=1))
-    (agent.saves_folder / "000000000050_s1.zip").write_bytes(b"PK")
+    (agent.saves_folder / "000000000050_s1.save").write_bytes(b"PK")
     with caplog.at_level(logging.WARNING):
         asyncio.run(play_session(agent, 10, seed=2))
     assert learners[1].steps == 25 + 10 * EPISODE
@@ -400,7 +400,7 @@ def test_closing_a_session_ends_its_thread_and_saves(make_agent: MakeAgent) -> N
             await clients[1].player.step(clients[1].observe(), 0.0, False, False, {})
 
     asyncio.run(run())
-    assert [path.name for path in agent.saves_folder.iterdir()] == ["000000000005_s0.zip"]
+    assert [path.name for path in agent.saves_folder.iterdir()] == ["000000000005_s0.save"]
 
 
 def test_an_open_episode_is_kept_at_the_end(make_agent: MakeAgent) -> None:
@@ -555,7 +555,7 @@ def test_a_failing_learner_closes_its_own_session_alone(
 
     asyncio.run(run())
     assert "secret" in caplog.text
-    assert [path.name for path in agent.saves_folder.iterdir()] == ["000000000015_good.zip"]
+    assert [path.name for path in agent.saves_folder.iterdir()] == ["000000000015_good.save"]
 
 
 def test_too_many_bad_updates_close_the_session(make_agent: MakeAgent) -> None:
