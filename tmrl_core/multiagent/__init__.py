@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tmrl_core.multiagent.assembly import Assembly as Assembly
     from tmrl_core.multiagent.assembly import PolicySettings as PolicySettings
     from tmrl_core.multiagent.environment import EventEnvironment as EventEnvironment
-    from tmrl_core.multiagent.exploration import AdaptiveExplorer as AdaptiveExplorer
     from tmrl_core.multiagent.exploration import Explorer as Explorer
     from tmrl_core.multiagent.exploration import LinearExplorer as LinearExplorer
     from tmrl_core.multiagent.exploration import TwoPhaseLinearExplorer as TwoPhaseLinearExplorer
@@ -63,7 +62,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "algorithms.training_agent": "TrainingAgentAlgorithm",
         "assembly": "Assembly PolicySettings",
         "environment": "EventEnvironment",
-        "exploration": "AdaptiveExplorer Explorer LinearExplorer TwoPhaseLinearExplorer",
+        "exploration": "Explorer LinearExplorer TwoPhaseLinearExplorer",
         "learner": "EarlyStopping EpisodeResult Learner episode_seeds",
         "manager": "AgentManager",
         "remote": "RemoteActor",
