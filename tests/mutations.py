@@ -247,8 +247,8 @@ MUTATIONS = (
         "save-written-in-place",
         ONCE,
         "tmrl_core/gateway/advice/saves.py",
-        "        write_whole(path, content.getvalue())",
-        "        path.parent.mkdir(parents=True, exist_ok=True)\n        path.write_bytes(content.getvalue())",
+        "        write_whole(path, content)",
+        "        path.parent.mkdir(parents=True, exist_ok=True)\n        path.write_bytes(content)",
         ("tests/gateway/advice/test_saves.py::test_a_failed_write_leaves_the_others",),
     ),
     # --- 2: nothing changes on the way -------------------------------------------------------------------------------
