@@ -41,9 +41,9 @@ Lines that begin with *Measured* come from the bare environment alone: the same 
 the same object, and in a fresh one; after `reset(seed=2)`; and arrays that a step changes afterwards.
 
 An environment that is played and recorded can still have a space that no algorithm takes: see
-[choosing.md](choosing.md#by-action-space). `python -m tmrl_core --doctor` names the installed versions of these packages,
-and the combinations below that are known to break, with the repair. Configurations that train on MuJoCo (SAC), MiniGrid
-(PPO) and Atari (DQN) are in [examples/families/](../examples/families/halfcheetah_sac.yaml).
+[choosing.md](choosing.md#by-action-space). `python -m tmrl_core --doctor` names the installed versions, and the
+combinations below that are known to break, with the repair. Configurations that train on MuJoCo (SAC), MiniGrid (PPO)
+and Atari (DQN) are in [examples/families/](../examples/families/halfcheetah_sac.yaml).
 
 To try other versions, change `benchmarks/environments/families.yaml`; then run `try_families.py --only NAME` and
 `families_page.py` in that folder.
@@ -155,7 +155,7 @@ def section(family: dict[str, Any], own: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def measured(own: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield what the probes of a family's environments have found: one line for environments that share their findings."""
+    """Yield what the probes of a family's environments have found, once for those that share it."""
     found: dict[str, list[str]] = {}
     for result in own:
         if told := "; ".join(f"{what}: {where}" for what, where in result.get("probe", {}).items()):
