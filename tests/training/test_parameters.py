@@ -13,9 +13,9 @@ messages, that terminate, are truncated or given up, and messages that are lost.
 - the digest of all parameters, for each platform where it was recorded: exact there, not compared elsewhere.
 
 `pytest tests/training/test_parameters.py -m "full or not full"` compares every case.
-`RECORD_PARAMETERS=1 pytest tests/training/test_parameters.py` records every case, in one process. Where batches and numbers agree
-with the recorded ones, it only adds this platform's digests. Otherwise it replaces a case and drops its digests of
-other platforms: only a deliberate change of an algorithm justifies that, and its commit says why.
+`RECORD_PARAMETERS=1 pytest tests/training/test_parameters.py` records every case, in one process. Where batches and
+numbers agree with the recorded ones, it only adds this platform's digests. Otherwise it replaces a case and drops its
+digests of other platforms: only a deliberate change of an algorithm justifies that, and its commit says why.
 """
 
 from __future__ import annotations
