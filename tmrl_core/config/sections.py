@@ -356,9 +356,6 @@ class PrioritySection(Section, frozen=True, kw_only=True):
     """Batches over which beta grows linearly from `beta` to `beta_final`."""
     epsilon: Ratio = 1e-6
     """Constant added to each absolute TD error, so that every transition can be sampled again."""
-    batches_at_once: Positive = 1
-    """Maximum number of batches that are sampled with the same priorities. 1: each batch uses the priorities that the
-    previous batch has updated. 8: a batch costs 33 to 50 percent less time."""
 
 
 class SharesSection(Section, frozen=True, kw_only=True):
@@ -515,7 +512,7 @@ class TrainerSection(Section, frozen=True, kw_only=True):
     no limit. `memory.max_drawn_lag` limits the lag when samples are sampled from the memory."""
     max_bad_updates: Positive = 10
     """Training stops after this many consecutive skipped updates. An update is skipped if a number in its samples,
-    losses or gradients is NaN or infinite. `<run>/bad_updates/` describes the batches of these updates."""
+    losses or gradients is NaN or infinite. The log says where it was."""
     check_spaces: bool = True
     """Refuse samples whose observations differ in structure, shapes or dtypes from the environment's spaces, and
     samples with discrete values outside the spaces. The check omits the output of the worker's preprocessor or
