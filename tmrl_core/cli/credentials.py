@@ -160,8 +160,9 @@ def run_credentials(arguments: Sequence[str]) -> int:
     set_up_logging(options.log_level)
     config = load_config(options)
     folder = credentials.find(config.network.credentials_dir)
-    if (of_room := of_rooms("credentials").get(options.command)) is not None:
-        return of_room.run(config, options, folder)
+    added: dict[str, CredentialsCommand] = of_rooms("credentials")
+    if options.command in added:
+        return added[options.command].run(config, options, folder)
     if options.command == "create":
         return create(options, config, folder)
     command = {
