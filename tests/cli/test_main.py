@@ -25,6 +25,7 @@ from tests.command_line import Run, in_this_process, started
 from tests.waiting import until
 from tmrl_core import __version__
 from tmrl_core.cli import main as cli
+from tmrl_core.cli.options import check_options
 from tmrl_core.config.documents import read_document
 from tmrl_core.errors import ConfigError
 
@@ -548,7 +549,7 @@ def test_library_errors_are_one_message(run: Run, role: str, override: str, said
 def test_an_option_with_another_role_is_refused() -> None:
     options = cli.parser().parse_args(["--worker", "--quickstart"])
     with pytest.raises(ConfigError, match="--quickstart goes with --local"):
-        cli.check_options(options, cli.ROLES | options.added)
+        check_options(options, cli.ROLES | options.added)
 
 
 POISON = """
