@@ -309,7 +309,8 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
             call_watch(config, options) as watch,
         ):
             shutdown.calls(watch.ending)
-            return role.run(config, options, shutdown)
+            status: int = role.run(config, options, shutdown)
+            return status
     finally:
         if is_new:
             forget_unused(config)
