@@ -85,8 +85,7 @@ class StepRows(RamRows):
         ends = [*(np.flatnonzero(np.diff(transitions.rows) != 1) + 1).tolist(), transitions.count]
         for first, stop in itertools.pairwise([0, *ends]):
             self._store_run(transitions, first, stop, start)
-        self.put_versions(start, transitions.version)
-        self.publish(start + transitions.count)
+        self.publish(start, transitions.version)
 
     def _store_run(self, transitions: TransitionColumns, first: int, stop: int, start: int) -> None:
         layout, count = self.layout, stop - first
