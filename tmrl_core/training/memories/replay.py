@@ -25,9 +25,9 @@
 # would never exist.
 #
 # Rows hold each observation twice, as the new one and as the previous one of the next row. A store of steps was
-# measured instead (benchmarks/steps_once.py): with images it samples at 0.99 of this rate in half the RAM, but small
-# observations lose a tenth of the rate, and messages of one row need up to 1.5 times the RAM. It is not better for
-# everybody, and `FrameStackMemory` stores each frame once already, which is a quarter of a stack of four.
+# measured instead (benchmarks/results/steps_once_*.md): with images it samples at 0.99 of this rate in half the RAM,
+# but small observations lose a tenth of the rate, and messages of one row need up to 1.5 times the RAM. It is not
+# better for everybody, and `FrameStackMemory` stores each frame once already, which is a quarter of a stack of four.
 #
 # An absolute index counts rows from the first ever written. The same seed samples the same transitions from rows in RAM
 # and on disk, because positions are computed from the indices in the same way. Checkpoints of a memory in RAM contain
