@@ -1,4 +1,4 @@
-"""What all clients share: their state, and their end of a link up to the welcome. Sans-I/O."""
+"""The state of a client, and its end of a link up to the welcome, which all roles share. Sans-I/O."""
 
 from __future__ import annotations
 
