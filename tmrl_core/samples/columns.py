@@ -82,6 +82,19 @@ def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Any:
     return function(tree)
 
 
+def join_trees(trees: Sequence[Any]) -> Any:
+    """Return copies of trees of one structure, joined row by row."""
+    first = trees[0]
+    if isinstance(first, np.ndarray):
+        # Without the dtype, NumPy would change the byte order to its own.
+        return np.concatenate(trees, dtype=first.dtype)
+    if isinstance(first, dict):
+        return {key: join_trees([tree[key] for tree in trees]) for key in first}
+    if isinstance(first, tuple):
+        return tuple([join_trees(children) for children in zip(*trees, strict=True)])
+    return [value for tree in trees for value in tree]
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Chunk:
     """One homogeneous run of samples as columns. Treat the arrays as read-only, because they may be shared views.
