@@ -218,4 +218,4 @@ def _row(worker: WorkerScene, seen: Seen) -> Row:
 
 
 def _row_of_peer(peer: PeerStatus) -> Row:
-    return Row(name=peer.name, level="off", state="linked to the Server", since_s=round(peer.since_s))
+    return Row(name=peer.name, level="off", state="linked", since_s=round(peer.since_s))

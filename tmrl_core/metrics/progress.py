@@ -460,6 +460,7 @@ class LiveProgress:
         self._line_every_s = line_every_s
         self._clock = clock
         self._next_line_s = clock()
+        self._line = ""
         self._live: Live | None = None
 
     def __enter__(self) -> LiveProgress:
@@ -493,7 +494,10 @@ class LiveProgress:
                 self._print_line()
 
     def _print_line(self) -> None:
-        self.console.print(self.display.line(), markup=False, highlight=False, soft_wrap=True)
+        line, before = self.display.line(), self._line
+        if line != before:  # a run that has ended says so once, however long its roles take to end
+            self._line = line
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _two_columns(labels: int) -> Table:

@@ -369,9 +369,9 @@ hold the bound of a message's episode records. Its Server is honest and bounds a
 `tests/networking/test_worker_and_trainer.py` holds the trainer's own bound of signatures.
 """
 SHOWN_BY = {
-    "all-granted-at-once": 52,
+    "all-granted-at-once": 65,
     "announcements-without-a-rate": 33,
-    "every-stream-examined": 9,
+    "every-stream-examined": 50,
     "hoarders-block": 50,
     "links-without-a-limit": 20,
     "no-deduplication": 5,
