@@ -1,4 +1,4 @@
-"""What all clients share: their state, and their end of a link up to the welcome. Sans-I/O."""
+"""State that all clients share, and their end of a link up to the welcome. Sans-I/O."""
 
 from __future__ import annotations
 
