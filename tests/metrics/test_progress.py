@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tmrl_core.metrics.progress import LiveProgress, ProgressDisplay, Trace, shrink, sparkline
+from tmrl_core.metrics.progress import LiveProgress, ProgressDisplay, shrink, sparkline
 from tmrl_core.metrics.reading import follow
 from tmrl_core.metrics.records import Kind, MetricRecord, encode_line, episode_values, record
 from tmrl_core.metrics.text import bytes_text
@@ -296,26 +296,6 @@ def test_the_terminal_is_released_when_the_loop_fails(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert out.getvalue().rindex("\x1b[?25h") > out.getvalue().rindex("\x1b[?25l")
-
-
-def test_a_trace_stays_short_and_spans_the_whole_run() -> None:
-    trace = Trace(limit=8)
-    for value in range(1000):
-        trace.add(float(value))
-    values = trace.values(100)
-    assert len(values) <= 8
-    assert values == sorted(values)
-    assert values[0] < 130
-    assert values[-1] > 890
-    assert trace.last == 999.0
-
-
-def test_a_short_trace_is_unchanged() -> None:
-    trace = Trace(limit=8)
-    for value in (3.0, 1.0, 2.0):
-        trace.add(value)
-    assert trace.values(10) == [3.0, 1.0, 2.0]
-    assert Trace().values(10) == []
 
 
 def test_shrinking_keeps_the_mean_of_equal_runs() -> None:
