@@ -167,7 +167,7 @@ class ExactSquashedGaussian(SquashedDiagGaussianDistribution):
 
 
 @pytest.mark.parametrize("passes", [0, WARM_UP + 1])
-@pytest.mark.parametrize(("updates", "optimizer"), [(1, "adam"), (100, "adam"), (100, "sgd")])
+@pytest.mark.parametrize(("updates", "optimizer"), [(20, "adam"), (20, "sgd")])
 def test_updates_equal_those_of_sb3_contrib(updates: int, optimizer: str, passes: int) -> None:
     """The same weights, batches and noise lead to the same weights, on both sides of renormalization's beginning.
 

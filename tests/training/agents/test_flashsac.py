@@ -197,7 +197,7 @@ def in_float64(fast: FlashSACAgent) -> FlashSACAgent:
     return fast
 
 
-@pytest.mark.parametrize("updates", [1, 100])
+@pytest.mark.parametrize("updates", [1, 12, pytest.param(100, marks=pytest.mark.full)])
 def test_updates_equal_those_of_a_slow_implementation(updates: int) -> None:
     fast = in_float64(agent())
     # Weights as they are after their projection in float64.
