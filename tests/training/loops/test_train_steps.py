@@ -234,7 +234,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if case in ("ratio", "often") else pytest.param(case, marks=pytest.mark.full) for case in CASES]
+)
 def test_the_loop_does_not_depend_on_the_batching_of_updates(
     make_rows: Any, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
