@@ -250,19 +250,28 @@ def small(keys: str, options: argparse.Namespace) -> None:
 
 
 def servers(keys: str, options: argparse.Namespace) -> None:
-    """Two Servers with their trainers; each connection sends little. One Server is killed, the other goes on."""
+    """Two Servers with their trainers; each connection sends little. One Server is killed, the other goes on.
+
+    *other alone*: the workers of the one that will be killed are connected and send nothing, as after its end.
+    """
     load = Load(options.count, 1_000, options.rate)
     sides = [Side(keys, load), Side(keys, load)]
     killed, other = sides
     try:
-        for name, kill in (("both Servers", False), ("one killed", True), ("one dead", False)):
-            for side in sides if not kill and name == "both Servers" else [other]:
+        for name, senders in (
+            ("both", sides),
+            ("other alone", [other]),
+            ("one killed", [other]),
+            ("one dead", [other]),
+        ):
+            kill = name == "one killed"
+            for side in senders:
                 side.send(options.seconds)
             if kill:
                 time.sleep(options.seconds / 10)
                 killed_memory = killed.grown()
                 os.kill(killed.server.process.pid or 0, signal.SIGKILL)
-            if name == "both Servers":
+            if senders is sides:
                 killed.told()
             (result,) = other.told()
             latency = f"{name}: of the other, median / 99 % / worst: {told(result.latencies_s)}"

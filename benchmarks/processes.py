@@ -17,6 +17,8 @@ class Cost(NamedTuple):
     wall_s: float
     processor_s: float
     """Of all threads of the process; it says more than `wall_s` on a machine that others use too."""
+    parts_s: tuple[float, ...] = ()
+    """The same of each process, if there are several."""
 
 
 def timed(work: Callable[[], object]) -> Cost:

@@ -1,11 +1,13 @@
 """Ranks of one learner against one process, on a fixed stream of batches and noise: are they the same learner?
 
     python benchmarks/rank_updates.py equal [--updates 200] [--batch 256] [--agents sac crossq flashsac ppo] [--seed 0]
+                                            [--smooth]
     python benchmarks/rank_updates.py digests [--updates 5000] [--ranks 4] [--agents sac crossq flashsac ppo]
     python benchmarks/rank_updates.py speed [--updates 500] [--ranks 1 2]
 
 `equal`: 2 and 4 ranks as processes over gloo, each with its part of every batch and of the noise that actions are
 sampled with, against one process with the whole: the relative L2 distance of all parameters, in float32 and float64.
+`--smooth` replaces ReLU by a function without a kink, at which rounding decides the gradient.
 `digests`: SHA-256 of all numbers of the agent (parameters, target networks, moments, statistics) on each rank, in
 memory and in a checkpoint that was written and read again. `speed`: updates a second, and processor time of all ranks.
 """
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +114,18 @@ def in_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.float32, Tensor.float = single, to_single  # type: ignore[method-assign]
 
 
+@contextlib.contextmanager
+def without_kinks(smooth: bool) -> Iterator[None]:
+    """Let softplus take the place of ReLU, if `smooth`."""
+    relu = torch.relu
+    if smooth:
+        torch.relu = partial(torch.nn.functional.softplus, beta=4.0)
+    try:
+        yield
+    finally:
+        torch.relu = relu
+
+
 def agent_of(kind: str, batch: int, dtype: torch.dtype) -> TrainingAgent:
     """Return an agent with the same initial weights in each process. `batch`: rows of one rank."""
     torch.manual_seed(7)
@@ -136,12 +151,12 @@ def agent_of(kind: str, batch: int, dtype: torch.dtype) -> TrainingAgent:
     return agent
 
 
-def train(kind: str, updates: int, batch: int, dtype: torch.dtype, seed: int) -> TrainingAgent:
+def train(kind: str, updates: int, batch: int, dtype: torch.dtype, seed: int, smooth: bool) -> TrainingAgent:
     """Return an agent after updates with batches of so many rows of all ranks together."""
     ranks = RANK_GROUP.get()
     agent = agent_of(kind, batch // (1 if ranks is None else ranks.size), dtype)
     stream = FixedStream(batch, dtype, seed)
-    with stream.noise(), in_dtype(dtype):
+    with stream.noise(), in_dtype(dtype), without_kinks(smooth):
         for update in range(updates):
             agent.train(stream.take_round(update, agent) if isinstance(agent, PPOAgent) else stream.take(update))
     return agent
@@ -170,7 +185,7 @@ def one_rank(options: argparse.Namespace) -> None:
         if place.size > 1:
             stack.enter_context(joined(place))
         began, cpu = time.perf_counter(), time.process_time()
-        agent = train(options.agents[0], options.updates, options.batch, dtype, options.seed)
+        agent = train(options.agents[0], options.updates, options.batch, dtype, options.seed, options.smooth)
         seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
         folder = options.out.with_suffix(".checkpoint")
         save_training(agent, folder)
@@ -184,7 +199,9 @@ def one_rank(options: argparse.Namespace) -> None:
         )
 
 
-def run(kind: str, ranks: int, updates: int, batch: int, dtype: str, seed: int) -> list[dict[str, np.ndarray]]:
+def run(
+    kind: str, ranks: int, updates: int, batch: int, dtype: str, seed: int, smooth: bool = False
+) -> list[dict[str, np.ndarray]]:
     """Run ranks as processes; return the results of each."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -196,7 +213,7 @@ def run(kind: str, ranks: int, updates: int, batch: int, dtype: str, seed: int) 
                 [
                     *(sys.executable, __file__, "rank", "--agents", kind, "--ranks", str(ranks), "--rank", str(rank)),
                     *("--updates", str(updates), "--batch", str(batch), "--dtype", dtype, "--port", str(port)),
-                    *("--out", str(out), "--seed", str(seed)),
+                    *("--out", str(out), "--seed", str(seed), *(["--smooth"] if smooth else [])),
                 ]
             )
             for rank, out in enumerate(outs)
@@ -216,6 +233,7 @@ def main() -> None:
     parser.add_argument("--agents", nargs="+", default=["sac", "crossq", "flashsac", "ppo"])
     parser.add_argument("--dtype", default=None)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--smooth", action="store_true", help="for `equal`: softplus in place of ReLU")
     for name, kind in (("--rank", int), ("--port", int), ("--out", Path)):
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -226,9 +244,9 @@ def main() -> None:
         if options.what == "equal":
             updates = options.updates or 200
             for dtype in [options.dtype] if options.dtype else ["float32", "float64"]:
-                (alone,) = run(kind, 1, updates, options.batch, dtype, options.seed)
+                (alone,) = run(kind, 1, updates, options.batch, dtype, options.seed, options.smooth)
                 for ranks in options.ranks or [2, 4]:
-                    found = run(kind, ranks, updates, options.batch, dtype, options.seed)
+                    found = run(kind, ranks, updates, options.batch, dtype, options.seed, options.smooth)
                     apart = max(distance(one["parameters"], alone["parameters"]) for one in found)
                     same = len({one["digests"][0] for one in found}) == 1
                     print(

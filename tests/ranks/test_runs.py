@@ -173,6 +173,39 @@ def test_a_killed_rank_ends_the_others_and_all_resume_from_one_update(start: Sta
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("start", [PPO], indirect=True)
+def test_a_server_is_added_and_removed_with_its_rank_of_ppo(start: Start, tmp_path: Path) -> None:
+    fleet = Fleet(start)
+    checkpoints = tmp_path / "runs" / "small" / "checkpoint"
+    more = ("trainer.epochs=200", "trainer.lockstep.steps_per_round=384", "agent.kwargs.minibatch_size=96")
+
+    def train() -> list[str]:
+        before = len(records(tmp_path, "round"))
+        changes = (*more, f"memory.capacity={6_000 * fleet.servers}")
+        ranks = fleet.ranks(*(part for one in changes for part in ("--set", one)), size=fleet.servers)
+        until(lambda: len(records(tmp_path, "round")) >= before + 4, *ranks, limit_s=200)
+        ranks[0].send_signal(signal.SIGTERM)
+        found = ended(ranks)
+        assert [status for status, _ in found] == [0] * len(ranks), found
+        assert len({updates for updates, _ in states(tmp_path, fleet.servers)}) == 1
+        assert parts_of(checkpoints) == fleet.servers
+        return [out for _, out in found]
+
+    train()
+    done = max(updates_in(checkpoints / "rank-1"))
+    fleet.servers = 3
+    endpoints = [Endpoint("127.0.0.1", port) for port in fleet.ports]
+    fleet.work(*(spread_name(f"late{number}", number, endpoints) for number in range(3)))
+    outs = train()
+    assert all(f"all ranks resume from update {done}" in out for out in outs)
+    assert "rank 2 is new: it begins with the networks of rank 0 and no sample" in outs[2]
+    assert "the run had 2 ranks and has 3 now, with" in outs[0]
+    assert max(updates_in(checkpoints / "rank-2")) > done
+    fleet.servers = 2
+    assert "rank 2 is left out, with the" in train()[0]
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("start", [SAC], indirect=True)
 @pytest.mark.parametrize("storage", ["ram", "disk"])
 def test_a_server_is_added_and_removed_with_its_rank(start: Start, tmp_path: Path, storage: str) -> None:
