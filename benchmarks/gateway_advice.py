@@ -79,7 +79,7 @@ async def play(
 
 def copy_newest(trained: AdviceAgent, folder: Path, env_id: str) -> Path:
     """Copy the newest save, as a killed gateway leaves it, into a run in `folder`."""
-    newest = max(trained.saves_folder.glob("*.zip"))
+    newest = max(trained.saves_folder.glob("*.save"))
     saves = make_agent(folder, 0, env_id).saves_folder
     saves.mkdir(parents=True)
     shutil.copy(newest, saves)

@@ -81,14 +81,14 @@ class Link:
 
     def __init__(self, bundle: str, port: int, number: int, *, deaf: bool = False, greets: bool = True) -> None:
         from tmrl_core.networking.protocol.messages import Hello
-        from tmrl_core.networking.security import credentials
+        from tmrl_core.networking.security import tls_contexts
 
         raw = socket.socket()
         if deaf:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         raw.settimeout(20)
         raw.connect(("127.0.0.1", port))
-        self.sock = credentials.client_context(bundle, "worker").wrap_socket(raw, server_hostname="localhost")
+        self.sock = tls_contexts.client_context(bundle, "worker").wrap_socket(raw, server_hostname="localhost")
         self.resumes: dict[int, Any] = {}
         self.credits: dict[int, Any] = {}
         self.number = number

@@ -3,9 +3,9 @@
     python benchmarks/prioritized_sampling.py [--transitions N] [--batches N] [--repetitions N] [--tree-only] [--numpy]
 
 Counted: the draw in proportion to priorities, importance weights, the batch as tensors (Pendulum's columns), and
-`update_priorities` with 256 new errors, before the next batch is drawn; a line more for eight batches drawn at once
-(`memory.priority.batches_at_once: 8`). `--tree-only` leaves the tensors out; `--numpy` leaves numba out, where it is
-installed. Where cpprb is, its `PrioritizedReplayBuffer` (C++) takes turns with ours; it hands out NumPy arrays.
+`update_priorities` with 256 new errors, before the next batch is drawn. `--tree-only` leaves the tensors out; `--numpy`
+leaves numba out, where it is installed. Where cpprb is, its `PrioritizedReplayBuffer` (C++) takes turns with ours; it
+hands out NumPy arrays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BATCH = 256
 REACH = 5000
 
 
-def ours(transitions: int, batches: int, at_once: int = 1) -> Callable[[], None]:
+def ours(transitions: int, batches: int) -> Callable[[], None]:
     """The memory, filled, as a function that draws and updates `batches` times."""
     import torch
     from memory_sampling import messages
@@ -32,9 +32,7 @@ def ours(transitions: int, batches: int, at_once: int = 1) -> Callable[[], None]
     from tmrl_core.training import ReplayMemory
 
     torch.set_num_threads(1)
-    memory = ReplayMemory(
-        "cpu", 1, memory_size=transitions, batch_size=BATCH, seed=0, priority={"batches_at_once": at_once}
-    )
+    memory = ReplayMemory("cpu", 1, memory_size=transitions, batch_size=BATCH, seed=0, priority={})
     for chunk in messages(transitions):
         memory.append_chunk(chunk)
     generator = np.random.default_rng(0)
@@ -105,7 +103,6 @@ def main() -> None:
     found = {
         "priorities alone": tree_only(options.transitions, options.batches),
         "ReplayMemory": None if options.tree_only else ours(options.transitions, options.batches),
-        "ReplayMemory, 8 at once": None if options.tree_only else ours(options.transitions, options.batches, 8),
         "cpprb": cpprb(options.transitions, options.batches),
     }
     candidates = {name: run for name, run in found.items() if run is not None}

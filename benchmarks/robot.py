@@ -2,6 +2,7 @@
 
     python benchmarks/robot.py --worker-python ~/gym-hil/bin/python takeovers --seeds 0 1 2 3 4
     python benchmarks/robot.py --worker-python ~/gym-hil/bin/python cloning sac_demonstrations sac --seeds 0 1 2
+    python benchmarks/robot.py --worker-python ~/gym-hil/bin/python pictures
     python benchmarks/robot.py --table
 
 The files are those of examples/robot. The worker has a Python of its own, with gym-hil==0.1.14 and this package
@@ -43,8 +44,13 @@ ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("worker.interventions=null", "memory.shares={online: 0.5, demonstrations: 0.5}"),
     ),
     "sac": ("takeover", (*ALONE, "memory.recorded=null", "memory.shares=null")),
+    "pictures": ("pictures", ()),
 }
 """File and changes of each row of the table."""
+SHOWN = {"pictures": ("pictures", "environment.kwargs.person=shows")}
+"""Of rows with demonstrations of their own: the file that records them, and its change."""
+AWAY = {"pictures": "environment.kwargs.person=away"}
+"""Of rows whose person acts in the environment: the change with which nobody does."""
 NETWORK = ("--latency-ms", "80", "--jitter-ms", "40", "--black-hole-every", "120", "--black-hole-for", "15")
 EPISODES = 50
 
@@ -62,9 +68,9 @@ class Run:
         file, changes = ROWS[row]
         self.offline = file == "cloning"
         self.folder, self.minutes = folder, arguments.minutes
-        self.worker_python, self.demonstrations = str(arguments.worker_python), arguments.demonstrations
+        self.worker_python, self.demonstrations = str(arguments.worker_python), demonstrations(row, arguments, folder)
         port = free_port()
-        self.name = f"{row}_{seed}"
+        self.name, self.row = f"{row}_{seed}", row
         settings = (f"run.seed={seed}", f"run.name={self.name}", f"server.port={port}", *changes, *arguments.changes)
         self.words = ["-c", str(EXAMPLE / f"{file}.yaml"), *(word for one in settings for word in ("--set", one))]
         self.port, self.running = port, list[subprocess.Popen[bytes]]()
@@ -85,8 +91,8 @@ class Run:
         return (self.folder / f"{name}.log").read_text("utf-8", "replace")
 
     def learn(self) -> None:
-        if not (self.folder / "demonstrations").exists():
-            os.symlink(self.demonstrations, self.folder / "demonstrations")
+        if not (self.folder / self.demonstrations.name).exists():
+            os.symlink(self.demonstrations, self.folder / self.demonstrations.name)
         core = ("-m", "tmrl_core")
         if self.offline:
             self.call(sys.executable, "trainer", *core, "--trainer", *self.words)
@@ -114,7 +120,8 @@ class Run:
                 raise SystemExit(f"a process of {self.name} failed: see the logs in {self.folder}")
             time.sleep(1)
         trainer.terminate()
-        trainer.wait()
+        if trainer.wait():
+            raise SystemExit(f"the trainer of {self.name} failed: {self.log('trainer')[-3000:]}")
 
     def end(self) -> None:
         for process in self.running:
@@ -124,7 +131,7 @@ class Run:
 
     def result(self) -> dict[str, Any]:
         """Play the last policy without a person, and count who acted."""
-        alone = ("--set", "worker.interventions=null", "--set", "memory.shares=null")
+        alone = ("--set", AWAY.get(self.row, "worker.interventions=null"), "--set", "memory.shares=null")
         tested = self.call(
             self.worker_python, "test", "-m", "tmrl_core", "--test", "--episodes", f"{EPISODES}", *self.words, *alone
         )
@@ -176,15 +183,22 @@ def main() -> int:
     return 0
 
 
+def demonstrations(row: str, arguments: argparse.Namespace, folder: Path) -> Path:
+    """Return the folder of a row's 20 demonstrations, which are recorded unless they are there."""
+    if arguments.demonstrations is not None and row not in SHOWN:
+        return Path(arguments.demonstrations).absolute()
+    file, *changes = SHOWN.get(row, ("expert",))
+    recorded = folder.parent / ("seen_demonstrations" if row in SHOWN else "demonstrations")
+    if not recorded.exists():
+        words = ["-c", str(EXAMPLE / f"{file}.yaml"), *(word for one in changes for word in ("--set", one))]
+        expert = [arguments.worker_python, "-m", "tmrl_core", "--expert", "--record", str(recorded), "--episodes", "20"]
+        subprocess.run([*expert, *words], cwd=folder, check=True)
+    return recorded
+
+
 def one(row: str, seed: int, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run a row with a seed, and return its result."""
     folder.mkdir(parents=True)
-    if arguments.demonstrations is None:
-        arguments.demonstrations = folder.parent / "demonstrations"
-        expert = ("-c", str(EXAMPLE / "expert.yaml"), "--record", str(arguments.demonstrations), "--episodes", "20")
-        if not arguments.demonstrations.exists():
-            subprocess.run([arguments.worker_python, "-m", "tmrl_core", "--expert", *expert], cwd=folder, check=True)
-    arguments.demonstrations = arguments.demonstrations.absolute()
     run, began = Run(row, seed, arguments, folder), time.monotonic()
     try:
         run.learn()

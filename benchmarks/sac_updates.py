@@ -1,14 +1,13 @@
 """Updates a second of SacAgent on Pendulum-sized batches, beside others, in turn in one process; sampling included.
 
     python benchmarks/sac_updates.py [--updates N] [--repetitions N] [--threads N ...] [--batch N] [--no-compile]
-                                     [--tmrl PYTHON] [--device cuda]
+                                     [--device cuda]
 
 Beside it: stable-baselines3's SAC where that is installed, and a plain SAC update with two critics as modules of their
-own, unfused Adam, and a loop for the target's average: what one writes first. With the Python of an environment that
-has it, tmrl's own SAC and memory too, in a process that waits while the others are measured. All have two hidden layers
-of 256 and sample from a replay memory of 20,000 transitions. Each side's best number of threads counts. Processor time
-is given beside wall time, as it says more on a machine that others use too. With `--device cuda`, ours, the plain one
-and stable-baselines3 train there; each waits for the device before the clock is read.
+own, unfused Adam, and a loop for the target's average: what one writes first. All have two hidden layers of 256 and
+sample from a replay memory of 20,000 transitions. Each side's best number of threads counts. Processor time is given
+beside wall time, as it says more on a machine that others use too. With `--device cuda`, each waits for the device
+before the clock is read.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from tmrl_peer import Peer
 from torch import Tensor, nn
 
 from tmrl_core.actor import SquashedGaussianMLPActor
@@ -164,8 +162,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda; tmrl's is cpu in any case")
-    parser.add_argument("--tmrl", metavar="PYTHON", help="Python of an environment with tmrl")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     options = parser.parse_args()
     torch.manual_seed(0)
     print(
@@ -186,9 +183,6 @@ def main() -> None:
         other = stable_baselines3(options.batch, options.device)
         if other is not None:
             sides["stable-baselines3"] = other
-        peer = Peer(options.tmrl, threads, options.batch) if options.tmrl else None
-        if peer is not None:
-            sides["tmrl"] = peer.run
         for name, run in sides.items():  # what is made or compiled at the beginning is made now
             started = time.perf_counter()
             run(5)
@@ -200,8 +194,6 @@ def main() -> None:
                 seconds, processor_s = run(options.updates)
                 processor_ms[name].append(processor_s / options.updates * 1e3)
                 rates[name].append(options.updates / seconds)
-        if peer is not None:
-            peer.close()
         for name, found in rates.items():
             rate = statistics.median(found)
             best[name] = max(best.get(name, 0.0), rate)

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -126,25 +126,27 @@ def rows(struct: type[msgspec.Struct], path: str) -> Iterator[str]:
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
     yield f"\n## {path}\n\n{struct.__doc__}\n\n| key | allowed | default | meaning |\n| --- | --- | --- | --- |\n"
+    meanings = {name: text for name, (_, text) in described(struct).items()}
     inner: list[tuple[type[msgspec.Struct], str]] = []
     for item in info.fields:
         section = section_of(item.type)
         if section is not None:
             if item.default is None:  # a section or null, which gets a row too; those of all roles have their heading
-                yield row(item)
+                yield row(item, meanings)
             if item.default is not None or section not in TOP_SECTIONS:
                 inner.append((section, f"{path}.{item.encode_name}"))
             continue
         if (section := section_of(value_type(item.type))) is not None:
             inner.append((section, f"{path}.{item.encode_name}.NAME"))
-        yield row(item)
+        yield row(item, meanings)
     for section, name in inner:
         yield from rows(section, name)
 
 
-def row(item: inspect.Field) -> str:
+def row(item: inspect.Field, meanings: Mapping[str, str]) -> str:
     """Return the row of a key."""
-    return f"| `{item.encode_name}` | {kind(item.type)} | {default(item)} | {meaning(item.type)} |\n"
+    meaning = meanings[item.encode_name].replace("|", "\\|")
+    return f"| `{item.encode_name}` | {kind(item.type)} | {default(item)} | {meaning} |\n"
 
 
 def value_type(of: inspect.Type) -> inspect.Type:
@@ -175,13 +177,6 @@ def default(item: inspect.Field) -> str:
     if inspect.IntType in inner_types(item.type) and isinstance(value, int) and value >= 2**20 and value % 2**20 == 0:
         return f"`{value}` ({value // 2**20} MiB)"
     return f"`{json.dumps(value)}`"
-
-
-def meaning(of: inspect.Type) -> str:
-    """Return the description of a key."""
-    assert isinstance(of, inspect.Metadata), of
-    assert of.extra_json_schema is not None
-    return str(of.extra_json_schema["description"]).replace("|", "\\|")
 
 
 def page() -> str:

@@ -168,10 +168,7 @@ MUTATIONS = (
         "tmrl_core/storage/format.py",
         "        if check_payloads and zlib.crc32(payload) != payload_crc:",
         "        if check_payloads and not payload and payload_crc:",
-        (
-            f"{DISK_CRASH}::test_later_appends_check_older_files_and_remove_damaged_rows",
-            "tests/storage/test_format.py::test_a_changed_bit_is_noticed_unless_it_is_in_padding",
-        ),
+        ("tests/storage/test_format.py::test_a_changed_bit_is_noticed_unless_it_is_in_padding",),
     ),
     Mutation(
         "checkpoint-offsets-newer-than-the-memory",
@@ -250,8 +247,8 @@ MUTATIONS = (
         "save-written-in-place",
         ONCE,
         "tmrl_core/gateway/advice/saves.py",
-        "        write_whole(path, content.getvalue())",
-        "        path.parent.mkdir(parents=True, exist_ok=True)\n        path.write_bytes(content.getvalue())",
+        "        write_whole(path, content)",
+        "        path.parent.mkdir(parents=True, exist_ok=True)\n        path.write_bytes(content)",
         ("tests/gateway/advice/test_saves.py::test_a_failed_write_leaves_the_others",),
     ),
     # --- 2: nothing changes on the way -------------------------------------------------------------------------------
@@ -557,8 +554,8 @@ MUTATIONS = (
         "links-of-one-without-a-limit",
         MEMBERS,
         f"{_P}/relay/core.py",
-        "        if connection.identity.role is None:\n            return False\n        return sum",
-        "        if connection.identity.role is not None:\n            return False\n        return sum",
+        "if older is None and connection.identity.role is not None and of_one",
+        "if older is None and connection.identity.role is None and of_one",
         (f"{MISUSE}::test_the_links_of_one_certificate_are_limited",),
     ),
     Mutation(

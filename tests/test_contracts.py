@@ -86,7 +86,6 @@ def test_capabilities_have_defaults() -> None:
     given = {
         "batch_size",
         "expect",
-        "indices_of",
         "note_version",
         "sampleable",
         "prefetched",

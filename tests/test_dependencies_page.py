@@ -112,7 +112,6 @@ def test_all_names_extras_that_exist() -> None:
             "all",
             "mujoco",
             "box2d",
-            "sb3",
             "minari",
             "images",
             "lerobot",

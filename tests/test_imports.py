@@ -76,7 +76,6 @@ PROTOCOL = tuple(f"networking.{name}" for name in ("protocol", "relay", "worker"
 PROTOCOL_PACKAGES = {"numpy", "msgspec", "zstandard", "tmrl_core"}
 SEALS = (
     "networking.worker.seal",
-    "networking.worker.arriving_policy",
     "networking.trainer.seal",
     "networking.observer.seal",
 )

@@ -144,26 +144,38 @@ with contextlib.redirect_stdout(out):
     assert main(["--config-schema"]) == 0
 pathlib.Path("tmrl_core.yaml").write_text("run: {name: whole}")
 assert main(["--benchmark", "--steps", "20"]) == 0  # checks the configuration, and acts
-error = io.StringIO()
-if sys.argv[2]:
-    pathlib.Path("tmrl_core.yaml").write_text(sys.argv[2])
-    with contextlib.redirect_stderr(error):
+errors = []
+for configuration in sys.argv[2:]:
+    pathlib.Path("tmrl_core.yaml").write_text(configuration)
+    with contextlib.redirect_stderr(io.StringIO()) as error:
         assert main(["--server"]) == 2
-print(json.dumps([json.loads(out.getvalue()), error.getvalue()]))
+    errors.append(error.getvalue())
+print(json.dumps([json.loads(out.getvalue()), errors]))
 """
 
+NAMES = list(ROOMS)
+# One after another in the long form: a room that needs another one imports it in a line that `test_imports.py` reads,
+# unless it takes the module by its name.
+MISSING = [
+    pytest.param(NAMES, id="all"),
+    pytest.param(NAMES[::2], id="every second"),
+    pytest.param(NAMES[1::2], id="the others"),
+    *(pytest.param([room], id=room, marks=pytest.mark.full) for room in NAMES),
+]
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_tree_without_a_room_starts(room: str, tmp_path: Path) -> None:
-    tree = Tree(tmp_path, [room])
-    ended = tree.run("-c", START, str(tmp_path), ROOMS[room].configuration)
-    schema, error = json.loads(ended.stdout.splitlines()[-1])
-    assert room not in schema["$defs"]["Config"]["properties"]
+
+@pytest.mark.parametrize("missing", MISSING)
+def test_a_tree_without_rooms_starts(missing: list[str], tmp_path: Path) -> None:
+    tree = Tree(tmp_path, missing)
+    needing = [ROOMS[room] for room in missing if ROOMS[room].configuration]
+    ended = tree.run("-c", START, str(tmp_path), *(room.configuration for room in needing))
+    schema, errors = json.loads(ended.stdout.splitlines()[-1])
+    assert schema["$defs"]["Config"]["properties"].keys().isdisjoint(missing)
     transports = schema["$defs"]["NetworkSection"]["properties"]["transport"]["examples"]
-    assert ("tlspyo" in transports) == (room != "tlspyo")
-    if ROOMS[room].error:
+    assert ("tlspyo" in transports) == ("tlspyo" not in missing)
+    for room, error in zip(needing, errors, strict=True):
         assert error.startswith("ConfigError: ")
-        assert ROOMS[room].error in error
+        assert room.error in error
 
 
 SHORT = """

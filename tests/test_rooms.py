@@ -99,7 +99,7 @@ def test_a_role_of_another_package_is_an_option(install: Install, tmp_path: Path
         ended = run("--dance", "--turns", "3", "--set", "run.name=waltz")
         assert (ended.returncode, ended.stdout) == (0, "waltz 3\n"), ended.stderr
         refused = run("--dance", "--workers", "2")
-        assert "--workers goes with --local or --worker, not --dance" in refused.stderr
+        assert "--workers goes with --worker or --local, not --dance" in refused.stderr
         assert "--turns: no such option" in run("--server", "--turns", "3").stderr
         broken = run("--lost")
         assert broken.returncode == 2

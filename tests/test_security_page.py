@@ -8,21 +8,19 @@ from pathlib import Path
 
 from tests.hostile import test_fake_server
 from tmrl_core.gateway import api_keys, messages
-from tmrl_core.multiagent import round_episodes
 from tmrl_core.networking.links import remark_log
 from tmrl_core.networking.protocol.messages import MAX_BODY_BYTES
 from tmrl_core.networking.relay import connection as relay_connection
-from tmrl_core.networking.relay import message_queue, probes, processor_time, sent_weights, stream_budget, viewers
+from tmrl_core.networking.relay import probes, processor_time, sent_weights, stream_budget, viewers
 from tmrl_core.networking.relay import status as relay_status
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.security import admission, certificates, credentials
 from tmrl_core.networking.spools import spool as spools
 from tmrl_core.networking.trainer import connection as peers
 from tmrl_core.networking.trainer import inbox, orders
-from tmrl_core.networking.transports import base, read_turns, tls
+from tmrl_core.networking.transports import base, tls
 from tmrl_core.samples import codec
-from tmrl_core.training.agents import running_moments
-from tmrl_core.training.loops import episode_metrics, evaluation, lockstep, lockstep_round, training_loop
+from tmrl_core.training.loops import episode_metrics, evaluation, lockstep, lockstep_round
 from tmrl_core.training.memories import held_rows, prioritized, transition_builder
 from tmrl_core.training.remote import interface
 from tmrl_core.web import connections, logins
@@ -78,16 +76,14 @@ LIMITS: tuple[tuple[str, tuple[object, ...]], ...] = (
         (2 * MAX_BODY_BYTES // 1_000, viewers.MAX_RUNS),
     ),
     (
-        "passes on one order a second of each certificate or token, after a burst of {}, and closes a link "
-        "that does not read the answers; the trainer keeps at most {}",
+        "passes on one order a second of each certificate or token, after a burst of {}; the trainer keeps at most {}",
         (viewers.COMMANDS_AT_ONCE, orders.MAX_WAITING),
     ),
     # A malicious worker
     ("Credit that is not used for {:g} s while others wait", (RelaySettings().stalled_s,)),
     (
-        "stores at most {} times as many bytes in the Server's spool (`server.spool_bytes`) as stay free, and has at "
-        "most {} times as many of its {:,} places",
-        (WORDS[spools._SHARE_OF_FREE], WORDS[spools._SHARE_OF_FREE], spools.MAX_SPOOLED_STREAMS),
+        "stores at most {} times as many bytes in the Server's spool (`server.spool_bytes`) as stay free",
+        (WORDS[spools._SHARE_OF_FREE],),
     ),
     ("its weight, from 1 to {:,} workers", (certificates.MAX_WEIGHT,)),
     (
@@ -98,45 +94,25 @@ LIMITS: tuple[tuple[str, tuple[object, ...]], ...] = (
             PARTS[processor_time.SHARE_AT_ONCE],
         ),
     ),
-    (
-        "and a {} of a core after a burst of a {} of a second",
-        (PARTS[processor_time.TRAINER_SHARE], PARTS[processor_time.TRAINER_BURST_S]),
-    ),
     ("reads nothing from its links for up to {:g} s at a time", (processor_time.MAX_PAUSE_S,)),
-    (
-        "read at least after each {:g} ms: a read that took more than {:g} ms makes the next ones smaller",
-        (1_000 * processor_time.AT_ONCE_S, 1_000 * processor_time.READ_S),
-    ),
-    (
-        "once reads have taken {:g} ms together, links with more than {} kB wait for their turns",
-        (1_000 * read_turns.ROUND_S, read_turns.LIGHT_BYTES >> 10),
-    ),
-    ("Sending to one link gives the others their turn after {:g} ms", (1_000 * base._SEND_S,)),
-    ("messages and TLS records below {} bytes", (message_queue.SMALL_BYTES,)),
+    ("in turns of about {:g} ms", (1_000 * base._SEND_S,)),
     (
         "A link that reads nothing is closed after {:g} s, or when {} MB of acknowledgements wait for it",
         (RelaySettings().stalled_s, relay_connection._UNREAD_BYTES >> 20),
     ),
-    ("and reads at most {} MB of it", (tls._LINGER_BYTES >> 20,)),
     (
         "with {} MB/s after a burst of {} GB",
         (sent_weights.BYTES_PER_S >> 20, sent_weights.BURST_BYTES >> 30),
     ),
-    ("looks for bad messages to request again {} times a second", (WORDS[round(1 / peers._RETRY_PASS_S)],)),
     (
         "records {} names of workers as series, {} of one certificate",
         (interface.MAX_CHARTED_NAMES, interface.MAX_CHARTED_NAMES_EACH),
     ),
     (
-        "and {:,} reasons for refusing samples, {} for one certificate",
-        (peers._MAX_REASONS, peers._MAX_REASONS_EACH),
-    ),
-    (
         "at most {} MB in the trainer's replay memory and its checkpoints ({} GB with sequences or several steps)",
         (held_rows.MAX_HELD_BYTES >> 20, held_rows.MAX_HELD_BYTES * transition_builder.MOST_HELD >> 30),
     ),
-    ("a message is read up to its {}th refused run", (round_episodes.MAX_REFUSALS,)),
-    ("of about {} MB each at most", (lockstep_round.MAX_EPISODE_BYTES >> 20,)),
+    ("an unfinished one has about {} MB at most", (lockstep_round.MAX_EPISODE_BYTES >> 20,)),
     (
         "A message has at most {} episode records and one more for each {} bytes on the wire, and never more than {}",
         (codec.FEW_RECORDS, codec.RECORD_BYTES, interface.MAX_RECORDS),
@@ -156,39 +132,16 @@ LIMITS: tuple[tuple[str, tuple[object, ...]], ...] = (
         (WORDS[round(interface.TURN_S / 60)],),
     ),
     (
-        "after {} minute, or the time that episodes of the evaluation before have shown to be necessary (at most {} "
-        "hour). Each further certificate that does not play adds at most {:g} minutes",
-        (
-            {60.0: "a"}[PATIENCE_S],
-            {3_600.0: "an"}[evaluation.LONGEST * PATIENCE_S],
-            evaluation.GROWTH * PATIENCE_S / 60,
-        ),
+        "after {} minute, or the time that episodes have shown to be necessary (at most {} hour)",
+        ({60.0: "a"}[PATIENCE_S], {3_600.0: "an"}[evaluation.LONGEST * PATIENCE_S]),
     ),
     (
-        "it reads {} MB (decompressed) at a time, or {} messages, or for {:g} s, in turns between certificates. "
-        "Training continues after about {:g} s of that (or the time of one such portion). If more than {} GB of one "
-        "certificate waits",
-        (
-            inbox.TAKEN_BYTES >> 20,
-            inbox.TAKEN_MESSAGES,
-            interface.DECODE_S,
-            training_loop.INSERT_S,
-            inbox.PENDING_BYTES >> 30,
-        ),
+        "it reads {} MB (decompressed) at a time, in turns between certificates. If more than {} GB of one certificate",
+        (inbox.TAKEN_BYTES >> 20, inbox.PENDING_BYTES >> 30),
     ),
     (
         "in the last {} rounds, the delay grows with that time, to {:g} times as long at most",
         (lockstep.RECENT_ROUNDS, lockstep_round.LONGEST),
-    ),
-    (
-        "numbers that are {:,.0f} times as far from a round's median as the median distance (at least {:,.0f}; up "
-        "to {:,.0f} if over a {} of the rows are that far)",
-        (
-            running_moments.FARTHEST,
-            running_moments.FARTHEST,
-            running_moments.FARTHEST * running_moments.LARGEST_UNIT,
-            PARTS[1 / running_moments.RARE],
-        ),
     ),
     ("at the latest {:,} updates after the transition", (2 * prioritized.PERIOD_UPDATES,)),
     (
@@ -212,11 +165,6 @@ LIMITS: tuple[tuple[str, tuple[object, ...]], ...] = (
     (
         "Of {:,} random attempts ({:,} with `--full`)",
         (test_fake_server.ATTEMPTS, test_fake_server.ATTEMPTS_FULL),
-    ),
-    (
-        "at most {} of each. Of the numbers that the Server suggests, the trainer takes {} at once, then the highest "
-        "one {} minute",
-        (peers.MOST_RECORD_RAISES, peers.SUGGESTIONS_AT_ONCE, {60.0: "a"}[peers.SUGGESTION_INTERVAL_S]),
     ),
     ("receive one message or policy of up to {} GiB", (peers.MOST_MESSAGE_BYTES >> 30,)),
     ("which takes more than {:,} streams", (peers._FORGOTTEN_STREAMS,)),

@@ -91,7 +91,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["trainer"], 2, "trainer: no such option; did you mean --trainer"),
     (["--worker", "my.yaml"], 2, "my.yaml: no such option"),
     (["--server", "--worker"], 2, "--worker: not allowed with argument --server"),
-    (["--server", "--workers", "2"], 2, "--workers goes with --local or --worker, not --server"),
+    (["--server", "--workers", "2"], 2, "--workers goes with --worker or --local, not --server"),
     (["--local", "--workers", "two"], 2, "--workers: invalid int value: 'two'"),
     (["--local", "--workers", "0"], 2, "--workers: found 0, allowed: a whole number of at least 1"),
     (["--worker", "--wandb"], 2, "--wandb goes with --trainer or --local, not --worker"),

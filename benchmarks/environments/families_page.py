@@ -23,12 +23,10 @@ HEAD = """\
 <!-- Written by benchmarks/environments/families_page.py from families.yaml and results.jsonl: change those. -->
 
 What to write in the configuration for families of environments that people install, and what surprised when they
-were tried. For each family, a virtual environment with Python 3.11.7 got these versions and tmrl_core. A worker
-recorded five episodes of random actions, or fewer once it had 1,000 steps, with `worker.send_every: 0` and again with
-7. Then each recording was replayed by its seed and actions in the bare environment, in another process. *Equal* means:
-observations, rewards, `terminated` and `truncated` are the same in each step, bit by bit, dtypes and the order of keys
-included, and each episode is one session. For environments of many agents, the turns that a manager sees were compared
-instead.
+were tried, with Python 3.11.7 and these versions. A worker recorded up to five episodes of random actions, with
+`worker.send_every: 0` and again with 7; each recording was replayed by its seed and actions in the bare environment, in
+another process. *Equal* means: observations, rewards, `terminated` and `truncated` are the same in each step, bit by
+bit. For environments of many agents, the turns that a manager sees were compared instead.
 
 Where a family shows no configuration, it is this one, with the id from its table:
 
@@ -40,15 +38,12 @@ environment:
 ```
 
 Lines that begin with *Measured* come from the bare environment alone: the same actions after `reset(seed=1)`, again in
-the same object, and in a fresh one; after `reset(seed=2)`; and arrays that a step changes afterwards. A family that was
-recorded here and has no such line showed nothing of the kind.
+the same object, and in a fresh one; after `reset(seed=2)`; and arrays that a step changes afterwards.
 
-Nothing here needs a trainer. An environment that is played and recorded can still have a space that no algorithm
-takes: see [choosing.md](choosing.md#by-action-space). `python -m tmrl_core --doctor` names the installed versions of
-these packages, and the combinations below that are known to break, with the repair.
-
-Configurations that train on MuJoCo (SAC), MiniGrid (PPO) and Atari (DQN) are in
-[examples/families/](../examples/families/halfcheetah_sac.yaml).
+An environment that is played and recorded can still have a space that no algorithm takes: see
+[choosing.md](choosing.md#by-action-space). `python -m tmrl_core --doctor` names the installed versions, and the
+combinations below that are known to break, with the repair. Configurations that train on MuJoCo (SAC), MiniGrid (PPO)
+and Atari (DQN) are in [examples/families/](../examples/families/halfcheetah_sac.yaml).
 
 To try other versions, change `benchmarks/environments/families.yaml`; then run `try_families.py --only NAME` and
 `families_page.py` in that folder.
@@ -160,13 +155,14 @@ def section(family: dict[str, Any], own: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def measured(own: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield what the probes of a family's environments have found: one line for environments that share a finding."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Yield what the probes of a family's environments have found, once for those that share it."""
+    found: dict[str, list[str]] = {}
     for result in own:
-        for what, where in result.get("probe", {}).items():
-            found.setdefault((what, where), []).append(name_of(result))
-    for (what, where), names in found.items():
-        yield f"Measured, {', '.join(names)}: {what}: {where}."
+        if told := "; ".join(f"{what}: {where}" for what, where in result.get("probe", {}).items()):
+            found.setdefault(told, []).append(name_of(result))
+    cases = sum("environment" in result for result in own)
+    for told, names in found.items():
+        yield f"Measured: {told}." if len(names) == cases else f"Measured, {', '.join(names)}: {told}."
 
 
 def usual(environment: dict[str, Any]) -> bool:

@@ -15,6 +15,7 @@ The simulator is where the environment is stepped (`pip install gym-hil==0.1.14`
 #     observation     positions in widths of the table (0.4 m), and how far the arm is behind the point that it was sent
 #                     to: it follows with a delay, and actions move that point.
 #     reset           does not wait.
+#     pictures        without shadows and reflections, which cost most of the time of drawing.
 #
 # gym-hil makes a renderer even if nothing is drawn, so that a machine without a display needs EGL.
 
@@ -52,6 +53,7 @@ class Panda(gymnasium.Env[Any, Any]):
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
+        self.pixels = 480 if render_mode else 0
         self._arm: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -76,6 +78,10 @@ class Panda(gymnasium.Env[Any, Any]):
         lifted = bool(info["succeed"])
         truncated = self._steps >= LIMIT and not terminated
         return self._observation(), float(reward), bool(terminated), truncated, {"is_success": lifted}
+
+    def state(self) -> Any:
+        """Return what a person sees, an observation of `Panda`."""
+        return Panda._observation(self)
 
     def render(self) -> Any:
         return self._arm.render()[0]
@@ -102,7 +108,7 @@ class Panda(gymnasium.Env[Any, Any]):
                 "3.9. Without it, take the model: --set environment.cls=pick:Pick"
             ) from exc
 
-        size = {} if self.render_mode is None else {"render_spec": _spec(480)}
+        size = {"render_spec": _spec(self.pixels)} if self.pixels else {}
         return PandaPickCubeGymEnv(image_obs=False, reward_type="sparse", **size)
 
 
@@ -125,3 +131,57 @@ class PersonByRule(pick.PersonByRule):
     """The person of `pick.py` with this hand."""
 
     hand = HAND
+
+
+class SeenPanda(Panda):
+    """The task seen by two cameras, without the place of the cube, with a person who sees the state and acts in it.
+
+    Observation: `front` and `wrist` [64, 64, 3], pictures, and `arm` [7], the position of the gripper, closed or not,
+    and the way to the point that it was sent to. The info of a step has `is_intervention`, and what the person did
+    (`teleop_action`): `worker.interventions.cls` is `tmrl_core.actor.interventions:EnvironmentTakesOver`.
+
+    Args:
+        person: `rule` takes over as `PersonByRule` does, `shows` always acts as `Expert` does, `away` never acts.
+    """
+
+    SIDE = 64
+    observation_space = spaces.Dict(
+        {
+            "front": spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8),
+            "wrist": spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8),
+            "arm": spaces.Box(-5, 5, (7,), np.float32),
+        }
+    )
+
+    def __init__(self, person: str = "rule") -> None:
+        super().__init__()
+        self.pixels = self.SIDE
+        self._person = PersonByRule()
+        self._expert = Expert(Panda.observation_space, self.action_space)
+        self._acts = {"rule": self._person.poll, "shows": self._expert.act, "away": lambda state: None}[person]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = super().reset(seed=seed)
+        self._expert.seed(int(self.np_random.integers(2**31)))
+        self._person.begin_episode()
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        helps = self._acts(self.state())
+        obs, reward, terminated, truncated, info = super().step(action if helps is None else helps)
+        if helps is not None:
+            info |= {"is_intervention": True, "teleop_action": np.asarray(helps, np.float32)}
+        return obs, reward, terminated, truncated, info
+
+    def _make(self) -> Any:
+        arm = super()._make()
+        import mujoco
+
+        for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+            arm.unwrapped._viewer.scene.flags[flag] = False
+        return arm
+
+    def _observation(self) -> Any:
+        front, wrist = self._arm.render()
+        state = self.state()
+        return {"front": front, "wrist": wrist, "arm": np.concatenate((state[:4], state[10:]))}

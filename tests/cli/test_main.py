@@ -25,6 +25,7 @@ from tests.command_line import Run, in_this_process, started
 from tests.waiting import until
 from tmrl_core import __version__
 from tmrl_core.cli import main as cli
+from tmrl_core.cli.options import check_options
 from tmrl_core.config.documents import read_document
 from tmrl_core.errors import ConfigError
 
@@ -113,14 +114,14 @@ def test_a_wrong_configuration_is_one_message_and_exit_status_2(
 WRONG = (
     ((), "name a role to run: --local, --server"),
     (("--server", "--worker"), "not allowed with"),
-    (("--server", "--workers", "2"), "--workers goes with --local or --worker, not --server"),
+    (("--server", "--workers", "2"), "--workers goes with --worker or --local, not --server"),
     (("--worker", "--wandb"), "--wandb goes with --trainer or --local"),
     (("--local", "--workers", "0"), "--workers: found 0"),
     (("--server", "--gateway"), "--gateway goes with --local, not --server"),
-    (("--gateway", "--workers", "2"), "--workers goes with --local or --worker, not --gateway"),
+    (("--gateway", "--workers", "2"), "--workers goes with --worker or --local, not --gateway"),
     (("--local", "--gateway", "--single-process"), "--gateway is a process of its own"),
     (("--worker", "--new"), "--new goes with --trainer or --local, not --worker"),
-    (("--server", "--seed", "0"), "--seed goes with --trainer or --worker"),
+    (("--server", "--seed", "0"), "--seed goes with --worker or --trainer"),
     (("--trainer", "--seed", "-1"), "run.seed"),
     (("--server", "--set", "server.port"), "write it as section.key=value"),
     (("--serv",), "--serv"),
@@ -548,7 +549,7 @@ def test_library_errors_are_one_message(run: Run, role: str, override: str, said
 def test_an_option_with_another_role_is_refused() -> None:
     options = cli.parser().parse_args(["--worker", "--quickstart"])
     with pytest.raises(ConfigError, match="--quickstart goes with --local"):
-        cli.check_options(options)
+        check_options(options, cli.ROLES | options.added)
 
 
 POISON = """
@@ -591,7 +592,7 @@ def test_updates_that_are_not_finite_end_a_run_with_exit_status_1(run: Run, tmp_
     assert "BadUpdatesError: 3 updates in a row" in done.stderr
     assert done.stderr.count("3 updates in a row") == 1
     assert "Traceback" not in done.stderr
-    assert len(list((tmp_path / "runs" / "bad" / "bad_updates").iterdir())) == 3
+    assert done.stderr.count("was skipped: NaN or Inf in losses or gradients; its batch is finite") == 3
 
 
 def test_torch_is_loaded_at_once_and_never_searched_for_garbage() -> None:

@@ -112,17 +112,14 @@ def test_the_certificates_name_is_shown_with_the_peers_label(
         ("worker", "calls itself boss", "robot7")
     }
     assert [peer.certificate for peer in seen.peers if peer.role == "observer"] == [""]
-    cli_status.Shown(False, as_json=False, watched=False)(seen, None, "here")
+    cli_status.Shown(False, as_json=False, watched=False)([cli_status.Answer("here", seen)])
     shown = capsys.readouterr().out
     assert "calls itself boss" in shown
     assert "robot7" in shown
     assert "weight" not in shown
 
 
-@pytest.mark.parametrize("watched", [False, True])
-def test_the_weight_of_a_gateways_certificate_is_shown(
-    server: Server, keys: Path, tmp_path: Path, watched: bool
-) -> None:
+def test_the_weight_of_a_gateways_certificate_is_shown(server: Server, keys: Path, tmp_path: Path) -> None:
     bundle = credentials.bundle(keys, "worker", "web", tmp_path / "g.bundle", weight=1_000)
     worker = WorkerLink(settings(bundle, server.port), name="gateway", run="run")
     worker.start()
@@ -136,8 +133,7 @@ def test_the_weight_of_a_gateways_certificate_is_shown(
     assert seen is not None
     assert [peer.weight for peer in seen.peers if peer.role == "worker"] == [1_000]
     written = io.StringIO()
-    shown = cli_status.overview(seen, None, "here", 200) if watched else cli_status.tables(seen, None, "here")
-    Console(file=written, width=200).print(shown)
+    Console(file=written, width=200).print(cli_status.overview(seen, None, "here", 200))
     assert "web (weight 1,000)" in written.getvalue()
 
 
@@ -165,7 +161,7 @@ def test_tables_for_people_and_json_for_programs(
     where = ("--set", f"server.port={server.port}", "--set", f"network.credentials_dir={keys}")
     status, out, err = run(capsys, *where)
     assert (status, err) == (0, "")
-    for word in ("Server", "memory", "samples/s", "budgets", "peers", "observer", "127.0.0.1", "trouble"):
+    for word in ("Server", "memory", "samples/s", "held", "1 observer", "127.0.0.1", "trouble"):
         assert word in out
     status, out, err = run(capsys, *where, "--json")
     assert (status, err) == (0, "")
@@ -245,11 +241,11 @@ def test_labels_of_peers_cannot_move_the_cursor(capsys: pytest.CaptureFixture[st
         refused_peers=0,
         protocol_errors=0,
     )
-    cli_status.Shown(False, as_json=False, watched=False)(status, None, "here")
+    cli_status.Shown(False, as_json=False, watched=False)([cli_status.Answer("here", status)])
     out = capsys.readouterr().out
     assert "?[2J[red]x?" in out
     assert "? for [bold]ever" in out
-    assert "... and 3 more streams" in out
+    assert "... and 3 more workers" in out
     assert not set(out) & {"\x1b", "\x07"}
 
 
@@ -321,7 +317,7 @@ def test_forged_and_outdated_messages_are_shown(capsys: pytest.CaptureFixture[st
     assert "3 forged messages ignored by members, 4 outdated messages ignored by members" in "".join(shown[:5])
     (row,) = [line for line in shown if line.startswith("robot00")]
     assert "ignored 3 forged messages, ignored 4 outdated messages" in row
-    cli_status.Shown(False, as_json=False, watched=False)(status, None, "here")
+    cli_status.Shown(False, as_json=False, watched=False)([cli_status.Answer("here", status)])
     assert "4 outdated messages ignored by members" in capsys.readouterr().out
 
 
@@ -331,22 +327,16 @@ def test_one_is_not_many(capsys: pytest.CaptureFixture[str]) -> None:
     status = msgspec.structs.replace(
         status, max_workers=None, dropped_messages=1, refused_peers=1, streams=(stream,), peers_left_out=1
     )
-    cli_status.Shown(False, as_json=False, watched=False)(status, None, "here")
+    cli_status.Shown(False, as_json=False, watched=False)([cli_status.Answer("here", status)])
     out = " ".join([capsys.readouterr().out, *drawn(status, 100, 20)])
     for text in (
         "1 worker, a trainer",
         "1 message dropped by workers",
         "1 peer refused",
         "dropped 1 message",
-        "1 more peer",
     ):
         assert text in out
         assert f"{text}s" not in out
-
-
-def test_the_policy_of_a_peer_is_named_as_the_received_one(capsys: pytest.CaptureFixture[str]) -> None:
-    cli_status.Shown(False, as_json=False, watched=False)(seen_from(1), None, "here")
-    assert "policy received" in capsys.readouterr().out
 
 
 def test_lateness_is_shown_for_workers_whose_environments_have_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
@@ -360,7 +350,7 @@ def test_lateness_is_shown_for_workers_whose_environments_have_a_rate(capsys: py
     assert "3% of its steps late" in row
     (row,) = [line for line in shown if line.startswith("robot01")]
     assert "late" not in row
-    cli_status.Shown(False, as_json=False, watched=False)(status, None, "here")
+    cli_status.Shown(False, as_json=False, watched=False)([cli_status.Answer("here", status)])
     assert "34, 12 ms" in capsys.readouterr().out
 
 

@@ -17,7 +17,6 @@ from tmrl_core.compat.networking import Buffer, RolloutWorker, Server, Trainer, 
 from tmrl_core.config import CFG, from_values
 from tmrl_core.envs import GenericGymEnv
 from tmrl_core.networking.transports.tlspyo.settings import TlspyoKeys
-from tmrl_core.training import GenericTorchMemory
 
 
 @pytest.fixture(autouse=True)
@@ -38,43 +37,6 @@ def filled(count: int, maxlen: float | None = None) -> Buffer:
     for step in range(count):
         buffer.append_sample(sample(step))
     return buffer
-
-
-def test_the_samples_of_a_buffer_may_be_appended_to() -> None:
-    buffer = filled(2)
-    buffer.memory += [sample(2), sample(3)]
-    buffer.memory.append(sample(4))
-    assert steps_of(buffer) == [0, 1, 2, 3, 4]
-    assert len(buffer) == 5
-
-
-def test_the_samples_of_a_buffer_may_be_replaced() -> None:
-    buffer = filled(5)
-    buffer.memory = buffer.memory[2:]
-    assert steps_of(buffer) == [2, 3, 4]
-    buffer.memory = [one for one in buffer.memory if one[1][0] != 3]
-    assert steps_of(buffer) == [2, 4]
-
-
-def test_the_samples_of_another_buffer_may_be_added() -> None:
-    buffer = filled(2)
-    buffer.memory += filled(3).memory
-    assert steps_of(buffer) == [0, 1, 0, 1, 2]
-
-
-def test_a_slice_of_the_samples_keeps_episodes_and_workers() -> None:
-    merged = Buffer(None)
-    for stream in (b"a", b"b"):
-        chunks, records = filled(4).take()
-        for chunk in chunks:
-            chunk.stream = stream
-        merged.extend(chunks, records)
-    merged.memory = merged.memory[1:]
-    assert [chunk.stream for chunk in merged.chunks] == [b"a", b"b"]
-    memory = GenericTorchMemory()
-    memory.append(merged)
-    # Three rows of the first worker and four of the second: no transition joins them.
-    assert len(memory) == 2 + 3
 
 
 def test_a_smaller_capacity_drops_the_oldest_samples() -> None:

@@ -22,7 +22,8 @@ PAGE = (Path(__file__).resolve().parents[2] / "tmrl_core" / "compat" / "README.m
 LEFT_OUT = {
     "networking": "print_with_timestamp print_ip log_environment_variables load_run_instance dump_run_instance "
     "iterate_epochs run_with_wandb run",
-    "util": "default get_output git_info",
+    "util": "default get_output git_info shallow_copy pandas_dict get_class_or_function partial_to_dict "
+    "partial_from_args FKEY DelayInterrupt",
     "memory": "check_samples_crc",
     "custom.custom_models": "EPSILON SELayer conv_3x3_bn conv_1x1_bn MBConv EffNetV2 effnetv2_s effnetv2_m effnetv2_l "
     "effnetv2_xl SquashedGaussianEffNetActor EffNetQFunction EffNetActorCritic num_flat_features conv2d_out_dims "

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import pickle
-import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +62,6 @@ def test_json_is_written_and_read(tmp_path: Path) -> None:
     assert util.load_json(tmp_path / "a.json") == {"ä": [1, None]}
 
 
-def test_a_shallow_copy_shares_its_attributes() -> None:
-    one = Model()
-    other: Any = util.shallow_copy(one)
-    assert (type(other), other.activation) == (Model, one.activation)
-    other.size = 5
-    assert one.size == 4
-
-
 def test_batches_are_stacked_with_their_structure() -> None:
     batch = util.collate_torch([(np.ones(2), {"a": 1}), (np.zeros(2), {"a": 2})])
     assert batch[0].tolist() == [[1.0, 1.0], [0.0, 0.0]]
@@ -91,63 +79,3 @@ def test_a_cached_property_may_be_assigned_instead() -> None:
         one.given  # noqa: B018
     one.given = 3
     assert one.given == 3
-
-
-def test_a_partial_becomes_plain_settings() -> None:
-    settings = util.partial_to_dict(util.partial(Agent, model_cls=util.partial(size=8)))
-    assert settings["+"].endswith(":Agent")
-    assert settings["lr"] == 0.1
-    assert settings["model_cls"]["size"] == 8
-    assert settings["__format_version__"] == "3"
-    with pytest.raises(ValueError, match="positional"):
-        util.partial_to_dict(functools.partial(Agent, 0.2))
-
-
-def test_text_becomes_settings_of_nested_callables() -> None:
-    made = util.partial_from_args(Agent, {"lr": "0.5", "model_cls.size": "3", "model_cls.activation": "relu"})()
-    assert made.lr == 0.5
-    assert vars(made.model_cls()) == {"size": 3, "activation": "relu"}
-    with pytest.raises(ValueError, match="rate is no parameter"):
-        util.partial_from_args(Agent, {"rate": "1"})
-
-
-def test_a_class_is_found_by_its_name() -> None:
-    assert util.get_class_or_function("pathlib:Path") is Path
-
-
-def test_a_signal_takes_effect_after_the_block() -> None:
-    done = []
-    before = signal.getsignal(signal.SIGTERM)
-
-    def run() -> None:
-        with util.DelayInterrupt():
-            os.kill(os.getpid(), signal.SIGTERM)
-            done.append(1)
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert done == [1]
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_the_block_runs_in_other_threads_too() -> None:
-    done = []
-
-    def run() -> None:
-        with util.DelayInterrupt():
-            done.append(1)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(10)
-    assert done == [1]
-
-
-def test_a_series_needs_pandas() -> None:
-    try:
-        import pandas  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401
-    except ModuleNotFoundError:
-        with pytest.raises(ImportError, match="pip install pandas"):
-            util.pandas_dict(a=1)
-    else:
-        assert util.pandas_dict(a=1)["a"] == 1

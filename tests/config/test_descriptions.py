@@ -12,6 +12,14 @@ class Parts(Section, frozen=True, kw_only=True):
     size: Annotated[Positive | None, doc("Number of parts. null: all of them, ...")] = None
     color: Annotated[Positive, doc("color of a part")] = 1
     other: Annotated[int, doc("not a parameter")] = 1
+    weight: Positive = 1
+    """Weight of a part, in
+    grams."""
+
+
+class HeavyParts(Parts, frozen=True, kw_only=True):
+    limit: int | None = None
+    """Maximum weight."""
 
 
 @described_by(Parts)
@@ -40,6 +48,12 @@ def test_parameters_get_the_descriptions_of_keys_unless_they_have_one() -> None:
 
 def test_the_type_of_a_field_comes_without_its_limits() -> None:
     assert described(Parts)["color"] == (int, "color of a part")
+
+
+def test_the_text_behind_a_field_describes_it_in_derived_sections_too() -> None:
+    found = described(HeavyParts)
+    assert found["weight"] == (int, "Weight of a part, in grams.")
+    assert found["limit"][1] == "Maximum weight."
 
 
 @pytest.mark.parametrize(

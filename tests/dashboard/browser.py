@@ -32,6 +32,7 @@ class Page:
         self.faults: list[str] = []
         self.requests: list[str] = []
         self.received_bytes = 0
+        self._held: list[str] = []
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -53,6 +54,8 @@ class Page:
             self.faults.append(str(found["args"]))
         elif method == "Log.entryAdded" and found["entry"]["level"] in ("error", "warning"):
             self.faults.append(f"{found['entry']['text']} {found['entry'].get('url', '')}")
+        elif method == "Fetch.requestPaused":
+            self._held.append(str(found["requestId"]))
         elif method == "Network.requestWillBeSent":
             self.requests.append(str(found["request"]["url"]))
         elif method == "Network.dataReceived":
@@ -74,6 +77,26 @@ class Page:
     def open(self, url: str) -> None:
         """Open a page, without waiting for it."""
         self.call("Page.navigate", url=url)
+
+    def hold(self, pattern: str) -> None:
+        """Keep requests back whose URL matches a pattern, with `*` for any characters, as a busy machine does."""
+        self.call("Fetch.enable", patterns=[{"urlPattern": pattern}])
+
+    def release(self) -> None:
+        """Let requests go that `hold` has kept back, after the first of them has come and this page was painted."""
+        deadline = time.monotonic() + _WAIT_S
+        while not self._held:
+            assert time.monotonic() < deadline, "nothing was asked for that is held"
+            self.painted()
+        self.painted()
+        self._held.clear()
+        self.call("Fetch.disable")
+
+    def painted(self) -> None:
+        """Wait until the page as it is was painted."""
+        self.value(
+            "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50))))"
+        )
 
     def value(self, expression: str) -> Any:
         """Return the value of an expression of JavaScript; promises are awaited."""

@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from tests.dashboard.played import Played, scene
 from tmrl_core.config import from_values
-from tmrl_core.dashboard.app import make_app, text_of
+from tmrl_core.dashboard.app import Pages, text_of
 from tmrl_core.dashboard.faults import Seen
 from tmrl_core.dashboard.feed import Feed
 from tmrl_core.dashboard.pictures import Pictures
@@ -52,9 +52,9 @@ class Place:
         async def links() -> list[Link]:
             return [Link("Other", "http://localhost:1/")]
 
-        self._app = make_app(
+        self._app = Pages(
             self.source, self.feed, self.pictures, section, token=TOKEN, about={"run": "a"}, links=links
-        )
+        ).app()
 
     def ask(
         self,

@@ -94,9 +94,12 @@ def test_a_machine_without_the_simulator_knows_the_spaces(panda: ModuleType) -> 
     env = panda.Panda()
     assert (env.observation_space.shape, env.action_space.shape) == ((13,), (4,))
     env.close()
+    seen = panda.SeenPanda()
+    assert (sorted(seen.observation_space), seen.action_space.shape) == (["arm", "front", "wrist"], (4,))
     if importlib.util.find_spec("gym_hil") is None:
-        with pytest.raises(ContractError, match=r"the arm needs gym-hil, `pip install gym-hil==0\.1\.14`"):
-            env.reset()
+        for one in (env, seen):
+            with pytest.raises(ContractError, match=r"the arm needs gym-hil, `pip install gym-hil==0\.1\.14`"):
+                one.reset()
 
 
 def test_the_simulated_arm_is_the_same_task(panda: ModuleType) -> None:
@@ -112,9 +115,26 @@ def test_the_simulated_arm_is_the_same_task(panda: ModuleType) -> None:
     env.close()
 
 
-@pytest.mark.parametrize("file", ["expert", "takeover", "hg_dagger", "cloning"])
+def test_the_person_acts_in_the_arm_that_is_seen(panda: ModuleType) -> None:
+    pytest.importorskip("gym_hil")
+    still = np.zeros(4, np.float32)
+    for person, helped in (("shows", True), ("rule", True), ("away", False)):
+        env = panda.SeenPanda(person=person)
+        obs, _ = env.reset(seed=1)
+        assert env.observation_space.contains(obs)
+        acted = []
+        for _ in range(15):
+            obs, _, terminated, truncated, info = env.step(still)
+            acted.append(info.get("is_intervention", False))
+            if terminated or truncated:
+                break
+        assert any(acted) is helped, person
+        env.close()
+
+
+@pytest.mark.parametrize("file", ["expert", "takeover", "hg_dagger", "cloning", "pictures"])
 def test_each_file_is_valid(file: str) -> None:
-    assert load(FOLDER / f"{file}.yaml").environment.cls == "panda:Panda"
+    assert load(FOLDER / f"{file}.yaml").environment.cls == f"panda:{'Seen' * (file == 'pictures')}Panda"
 
 
 @pytest.mark.full

@@ -19,7 +19,7 @@ from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.samples import encode_value
 from tmrl_core.storage import RecordLog
 from tmrl_core.storage.format import head_bytes, parse_head, record_buffers, scan
-from tmrl_core.training.checkpoints.checked_files import parse_safetensors, safetensors_parts
+from tmrl_core.training.checkpoints.checked_files import parse_safetensors, safetensors_bytes
 from tmrl_core.training.memories.row_files import FORMAT_NAME, RowFormat, parse_rows_note, read_segment, rows_note
 
 _RECORD = struct.Struct("<4sIQII")
@@ -218,7 +218,7 @@ class Checkpoints(Target):
             "b": np.zeros(0, np.int64),
             "c": np.array(True),
         }
-        self._arrays = [b"".join(safetensors_parts(arrays))]
+        self._arrays = [safetensors_bytes(arrays)]
         self._folder = scratch()
         folder = self._folder / "checkpoint"
         save_training(_Small(), folder)

@@ -18,7 +18,7 @@ from tests.fuzzing.target import Target
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.relay import Relay, RelaySettings
-from tmrl_core.networking.security import credentials
+from tmrl_core.networking.security import credentials, tls_contexts
 from tmrl_core.networking.security.handshakes import explain, identity_of
 from tmrl_core.networking.security.tls_contexts import read_bundle, server_context
 from tmrl_core.networking.transports.tls import TlsTransport
@@ -125,7 +125,7 @@ class Handshakes(Target):
         credentials.create(keys, ["localhost"])
         self._bundle = credentials.bundle(keys, "worker", "robot7", self._folder).read_bytes()
         self._context = server_context(keys)[0]
-        self._client = credentials.client_context(keys, "worker")
+        self._client = tls_contexts.client_context(keys, "worker")
         self._hello = self._client_hello()
         self._loop = _Loop()
         self._transport = TlsTransport(

@@ -110,16 +110,16 @@ def pages(tmp_path: Path) -> Any:
 
 AGENT = "/owner/agents/heat & light"
 PRIVATE = ["/owner/sessions/", "/owner/agents/", *(f"{AGENT}/{name}" for name in ("episodes.csv", "curve.png"))]
-PRIVATE += [f"{AGENT}/saves/", f"{AGENT}/saves/step_1.zip"]
+PRIVATE += [f"{AGENT}/saves/", f"{AGENT}/saves/step_1.save"]
 
 
 @pytest.mark.parametrize("path", PRIVATE)
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"cookie": "tmrl_owner=wrong"}])
 def test_nothing_is_shown_without_the_token(pages: Pages, path: str, headers: dict[str, str]) -> None:
-    (pages.saves / "step_1.zip").write_bytes(b"zip")
+    (pages.saves / "step_1.save").write_bytes(b"zip")
     assert pages.ask("GET", path, headers).status == 401
-    assert pages.ask("DELETE", f"{AGENT}/saves/step_1.zip", headers).status == 401
-    assert (pages.saves / "step_1.zip").exists()
+    assert pages.ask("DELETE", f"{AGENT}/saves/step_1.save", headers).status == 401
+    assert (pages.saves / "step_1.save").exists()
 
 
 def test_sessions_are_listed(pages: Pages) -> None:
@@ -159,20 +159,20 @@ def test_the_picture_is_drawn_at_most_every_ten_seconds(pages: Pages) -> None:
 
 
 def test_saves_are_listed_sent_and_deleted(pages: Pages) -> None:
-    save = pages.saves / "step_1.zip"
+    save = pages.saves / "step_1.save"
     save.write_bytes(b"weights")
     (listed,) = pages.ask("GET", f"{AGENT}/saves/", BEARER).json()["saves"]
-    assert (listed["name"], listed["bytes"]) == ("step_1.zip", 7)
-    assert pages.ask("GET", f"{AGENT}/saves/step_1.zip", BEARER).body == b"weights"
-    assert pages.ask("DELETE", f"{AGENT}/saves/step_1.zip", BEARER).json() == {"deleted": "step_1.zip"}
+    assert (listed["name"], listed["bytes"]) == ("step_1.save", 7)
+    assert pages.ask("GET", f"{AGENT}/saves/step_1.save", BEARER).body == b"weights"
+    assert pages.ask("DELETE", f"{AGENT}/saves/step_1.save", BEARER).json() == {"deleted": "step_1.save"}
     assert not save.exists()
 
 
-@pytest.mark.parametrize("name", ["../secret.zip", "..%2fsecret.zip", "link.zip", ".step_2.zip", "other.txt"])
+@pytest.mark.parametrize("name", ["../secret.save", "..%2fsecret.save", "link.save", ".step_2.save", "other.txt"])
 def test_only_saves_can_be_reached(pages: Pages, tmp_path: Path, name: str) -> None:
-    (tmp_path / "secret.zip").write_bytes(b"secret")
-    (pages.saves / "link.zip").symlink_to(tmp_path / "secret.zip")
-    (pages.saves / ".step_2.zip").write_bytes(b"incomplete")
+    (tmp_path / "secret.save").write_bytes(b"secret")
+    (pages.saves / "link.save").symlink_to(tmp_path / "secret.save")
+    (pages.saves / ".step_2.save").write_bytes(b"incomplete")
     (pages.saves / "other.txt").write_bytes(b"other")
     assert pages.ask("GET", f"{AGENT}/saves/{name}", BEARER).status == 404
     assert pages.ask("DELETE", f"{AGENT}/saves/{name}", BEARER).status == 404
@@ -202,14 +202,14 @@ def test_a_login_ends(pages: Pages) -> None:
 
 
 def test_a_page_of_another_origin_changes_nothing(pages: Pages) -> None:
-    (pages.saves / "step_1.zip").write_bytes(b"zip")
+    (pages.saves / "step_1.save").write_bytes(b"zip")
     logged_in = {"cookie": pages.log_in().headers["set-cookie"].partition(";")[0]}
-    delete = f"{AGENT}/saves/step_1.zip/delete/"
+    delete = f"{AGENT}/saves/step_1.save/delete/"
     for other in ({}, {"origin": "http://gateway:8080"}, {"origin": "null"}, {"origin": "http://["}):
         assert pages.ask("POST", delete, {**logged_in, **other}).status == 403
     assert pages.log_in(origin="http://other").status == 403
     assert pages.ask("POST", delete, {**logged_in, **OWN}).status == 303
-    assert not (pages.saves / "step_1.zip").exists()
+    assert not (pages.saves / "step_1.save").exists()
 
 
 def test_wrong_tokens_are_limited_and_the_right_one_is_accepted_meanwhile(pages: Pages) -> None:

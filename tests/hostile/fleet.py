@@ -14,7 +14,7 @@ from tmrl_core.config import from_values
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
 from tmrl_core.networking.security import credentials
-from tmrl_core.networking.security.credentials import BundleRole
+from tmrl_core.networking.security.tls_contexts import BundleRole
 from tmrl_core.samples import decode_message
 
 

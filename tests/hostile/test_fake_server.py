@@ -843,11 +843,8 @@ def _header_without_floor(stream: bytes, mode: int, head: MessageHead) -> bytes:
 
 
 def _any_version(self: WorkerSeal, version: Version, body: memoryview, *, base: bool = False) -> memoryview | None:
-    try:
-        content = self._checked("policy", body)[1]
-        return None if content is None else self._decrypted("policy", content)
-    finally:
-        self._arriving = None
+    content = self._checked("policy", body)[1]
+    return None if content is None else self._decrypted("policy", content)
 
 
 def _any_order(self: WorkerSeal, subject: str, stream: bytes, version: Version) -> bool:

@@ -26,7 +26,7 @@ from tmrl_core.networking.protocol.messages import (
     Welcome,
 )
 from tmrl_core.networking.relay import processor_time
-from tmrl_core.networking.security import credentials
+from tmrl_core.networking.security import tls_contexts
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def stolen(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def thief(place: Place, stolen: Path, role: Role) -> Stranger:
-    context = credentials.client_context(stolen, "trainer")
+    context = tls_contexts.client_context(stolen, "trainer")
     sock = context.wrap_socket(place.connect(), server_hostname="localhost")
     place.stack.callback(sock.close)
     link = Stranger(sock, {})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tmrl_core.errors import ConfigError
-from tmrl_core.multiagent.exploration import AdaptiveExplorer, Explorer, LinearExplorer, TwoPhaseLinearExplorer
+from tmrl_core.multiagent.exploration import Explorer, LinearExplorer, TwoPhaseLinearExplorer
 
 
 def course(explorer: Explorer, updates: int, agent: str = "a", score: float = 0.0) -> list[float]:
@@ -82,42 +82,6 @@ def test_an_assigned_share_holds_until_the_next_update() -> None:
     assert course(explorer, 1) == pytest.approx([0.1, 0.5])
 
 
-def test_adaptive_shares_fall_only_when_the_rising_target_is_reached() -> None:
-    explorer = AdaptiveExplorer(["a"], initial=1.0, final=0.0, steps=4, target=10.0, increment=5.0)
-    shares = []
-    for score in (9.0, 10.0, 14.0, math.nan, 100.0, 20.0, 25.0, 30.0, math.inf):
-        explorer.update(score)
-        shares.append(explorer.epsilons["a"])
-    assert shares == pytest.approx([1.0, 0.75, 0.75, 0.75, 0.5, 0.25, 0.0, 0.0, 0.0])
-
-
-def test_adaptive_shares_follow_each_agents_own_score() -> None:
-    explorer = AdaptiveExplorer(
-        ["a", "b", "c"], initial=1.0, final=0.5, steps=2, target={"a": 0, "b": 1, "c": 0}, increment=1
-    )
-    explorer.update({"a": 0.5, "b": 0.5})
-    assert dict(explorer.epsilons) == {"a": 0.75, "b": 1.0, "c": 1.0}
-    assert explorer.targets == {"a": 1.0, "b": 1.0, "c": 0.0}
-    with pytest.raises(ConfigError, match=r"\['d'\]"):
-        explorer.update({"d": 1.0})
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"initial": 0.1, "final": 0.2}, r"final is above initial for \['a', 'b'\]"),
-        ({"steps": 0}, "steps must be a number from 1"),
-        ({"target": math.nan}, "target must be a number from"),
-        ({"target": {"a": 1.0}}, r"target has no value for \['b'\]"),
-        ({"increment": -1.0}, "increment must be a number from 0"),
-        ({"increment": math.inf}, "increment must be a number from 0"),
-    ],
-)
-def test_impossible_adaptive_settings_are_refused(kwargs: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        AdaptiveExplorer(["a", "b"], **{"steps": 4, "target": 1.0, "increment": 1.0, **kwargs})
-
-
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
@@ -137,12 +101,10 @@ def make(kind: str) -> Explorer:
         return Explorer(["a", "b"], 0.5)
     if kind == "linear":
         return LinearExplorer(["a", "b"], episodes=5)
-    if kind == "two phases":
-        return TwoPhaseLinearExplorer(["a", "b"], first_episodes=2, second_episodes=4)
-    return AdaptiveExplorer(["a", "b"], steps=5, target={"a": 1, "b": 2}, increment=0.5)
+    return TwoPhaseLinearExplorer(["a", "b"], first_episodes=2, second_episodes=4)
 
 
-@pytest.mark.parametrize("kind", ["constant", "linear", "two phases", "adaptive"])
+@pytest.mark.parametrize("kind", ["constant", "linear", "two phases"])
 def test_a_checkpoint_restores_any_explorer(kind: str) -> None:
     from tmrl_core.training.checkpoints.capture import capture_part
     from tmrl_core.training.checkpoints.restore import restore_part

@@ -1,15 +1,13 @@
-"""PettingZoo's environments as event environments, against PettingZoo's own loop; ours as theirs, in its tests."""
+"""PettingZoo's environments as event environments, against PettingZoo's own loop."""
 
 from __future__ import annotations
 
-import copy
 import importlib
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,24 +17,21 @@ from mpe2 import simple_spread_v3
 from pettingzoo import AECEnv
 from pettingzoo.classic.tictactoe import tictactoe
 
-from tmrl_core.errors import ConfigError, EpisodeError, MissingExtraError
+from tmrl_core.errors import ConfigError, MissingExtraError
 from tmrl_core.multiagent import (
-    ActionShaper,
     Actor,
     AgentAlgorithm,
     AgentManager,
     Assembly,
     EventEnvironment,
     PolicySettings,
-    StateShaper,
 )
-from tmrl_core.multiagent.pettingzoo import EventAECEnv, PettingZooEnvironment, Turn
+from tmrl_core.multiagent.pettingzoo import PettingZooEnvironment, Turn
 from tmrl_core.multiagent.shapers import stacked
 from tmrl_core.networking.protocol.messages import Blob
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it makes an environment in PettingZoo's old way
-    from pettingzoo.test import api_test, seed_test
     from pettingzoo.test.example_envs import generated_agents_parallel_v0
 
 
@@ -379,181 +374,3 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.Monke
     monkeypatch.delitem(sys.modules, "tmrl_core.multiagent.pettingzoo")
     with pytest.raises(MissingExtraError, match=r"tmrl_core\[marl\]"):
         importlib.import_module("tmrl_core.multiagent.pettingzoo")
-
-
-class Queue(EventEnvironment):
-    """Each of three counters is called in a random order, and takes some of what has come. The last call ends it.
-
-    `stop` says how: without a word, as truncated, or with the end of single agents.
-    """
-
-    def __init__(self, stop: str = "") -> None:
-        self.stop = stop
-        self.rng = np.random.default_rng()
-        self.called = ""
-        self.closed = False
-
-    def set_seed(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-
-    def reset(self) -> None:
-        self.waiting = {f"counter_{i}": 5 for i in range(3)}
-        self.count = 0
-
-    def step(self, action: Any) -> tuple[Any, Any, bool]:
-        metrics: dict[str, Any] = {"rewards": {}}
-        if action is not None:
-            self.count += 1
-            self.waiting[self.called] -= action
-            metrics["rewards"] = {agent: -float(left) for agent, left in self.waiting.items()}
-        live = list(self.waiting)
-        if self.stop == "agents" and self.count in (10, 11):
-            ended = live[0]
-            metrics["truncations" if self.count == 10 else "terminations"] = {ended: True}
-            del self.waiting[ended]
-            live.remove(ended)
-        if done := self.count == 30:
-            metrics |= {"truncated": True} if self.stop == "truncated" else {}
-            return metrics, None, done
-        self.called = str(self.rng.choice(live))
-        self.waiting[self.called] += int(self.rng.integers(1, 5))
-        return metrics, {"agent": self.called, "waiting": self.waiting[self.called]}, done
-
-    @property
-    def snapshot_list(self) -> dict[str, int]:
-        return self.waiting
-
-    @property
-    def metrics(self) -> dict[str, int]:
-        return self.waiting
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Share(StateShaper):
-    def _shape(self, decision_event: Any, snapshot_list: Any) -> Any:
-        return np.array([decision_event["waiting"], sum(snapshot_list.values())], np.float32)
-
-
-class Take(ActionShaper):
-    def _shape(self, model_action: Any, decision_event: Any, snapshot_list: Any) -> Any:
-        return min(int(model_action), decision_event["waiting"])
-
-
-def queue(stop: str = "", agents: tuple[str, ...] = ("counter_0", "counter_1", "counter_2")) -> EventAECEnv:
-    states = {agent: spaces.Box(-1.0, 1000.0, (2,), np.float32) for agent in agents}
-    actions = {agent: spaces.Discrete(4) for agent in agents}
-    return EventAECEnv(Queue(stop), states, actions, state_shaper=Share(), action_shaper=Take())
-
-
-def there_and_back(env: Any) -> EventAECEnv:
-    """An environment of PettingZoo as events, and these as an environment of PettingZoo again."""
-    names = env.possible_agents
-    states = {name: copy.deepcopy(env.observation_space(name)) for name in names}
-    actions = {name: copy.deepcopy(env.action_space(name)) for name in names}
-    return EventAECEnv(PettingZooEnvironment(env), states, actions, name=env.metadata["name"])
-
-
-OURS: dict[str, Callable[[], EventAECEnv]] = {
-    "": queue,
-    "truncated": lambda: queue("truncated"),
-    "agents": lambda: queue("agents"),
-    "tictactoe": lambda: there_and_back(tictactoe.env()),
-    "spread": lambda: there_and_back(simple_spread_v3.env(max_cycles=9)),
-}
-
-
-@pytest.mark.parametrize("name", OURS)
-@pytest.mark.filterwarnings("ignore:Environment has not defined a render:UserWarning")
-@pytest.mark.filterwarnings("ignore:.* array is all zeros:UserWarning")  # the empty board
-def test_ours_pass_the_tests_of_pettingzoo(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    api_test(OURS[name](), num_cycles=200)
-    seed_test(OURS[name], num_cycles=200)
-    assert "Passed API test" in capsys.readouterr().out
-
-
-@pytest.mark.filterwarnings("ignore:Environment has not defined a render:UserWarning")
-@pytest.mark.filterwarnings("ignore:.* array is all zeros:UserWarning")  # no call, no features
-@pytest.mark.filterwarnings("ignore:We recommend agents to be named:UserWarning")
-@pytest.mark.filterwarnings("ignore:Observation is not a NumPy array:UserWarning")
-@pytest.mark.filterwarnings("ignore:Observation space for each agent probably:UserWarning")  # a dict with a mask
-def test_the_container_scenario_passes_the_tests_of_pettingzoo(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "examples" / "containers"))
-    from container_agents import (  # type: ignore[import-not-found,unused-ignore]
-        SHARES,
-        CallStateShaper,
-        ShareActionShaper,
-        state_size,
-    )
-    from containers import Config, ContainerInventory  # type: ignore[import-not-found,unused-ignore]
-
-    config = Config(ticks=25)
-
-    class Masked(StateShaper):
-        """PettingZoo's name of what is beside the mask."""
-
-        def __init__(self) -> None:
-            self.shaper = CallStateShaper(config)
-
-        def _shape(self, decision_event: Any, snapshot_list: Any) -> Any:
-            state = self.shaper(decision_event, snapshot_list)
-            return {"observation": state["state"], "action_mask": state["action_mask"]}
-
-    def lost(metrics: Any, agent: str) -> float:
-        return -float(metrics["shortage"])
-
-    def make() -> EventAECEnv:
-        box = spaces.Box(-np.inf, np.inf, (state_size(config),), np.float32)
-        mask = spaces.Box(0, 1, (len(SHARES),), np.int8)
-        names = [port.name for port in config.ports]
-        states = {name: spaces.Dict({"observation": copy.copy(box), "action_mask": copy.copy(mask)}) for name in names}
-        actions = {name: spaces.Discrete(len(SHARES)) for name in names}
-        shapers: dict[str, Any] = {"state_shaper": Masked(), "action_shaper": ShareActionShaper(), "reward": lost}
-        return EventAECEnv(ContainerInventory(config), states, actions, **shapers, name="containers_v0")
-
-    with warnings.catch_warnings():
-        for message in ("Agent's minimum observation", "Agent's maximum observation"):
-            warnings.filterwarnings("ignore", message)
-        api_test(make(), num_cycles=20)
-    seed_test(make, num_cycles=20)
-    assert "Passed API test" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("stop", "terminated", "truncated"),
-    [("", {0, 1, 2}, set()), ("truncated", set(), {0, 1, 2}), ("agents", {1, 2}, {0})],
-)
-def test_agents_end_as_the_metrics_say(stop: str, terminated: set[int], truncated: set[int]) -> None:
-    env = queue(stop)
-    env.reset(seed=3)
-    ends: dict[str, set[int]] = {"terminated": set(), "truncated": set()}
-    for agent in env.agent_iter():
-        _, _, dies, cut, _ = env.last()
-        assert not (dies and cut)
-        if dies or cut:
-            ends["terminated" if dies else "truncated"].add(int(agent[-1]))
-        env.step(None if dies or cut else 1)
-    assert ends == {"terminated": terminated, "truncated": truncated}
-    env.close()
-    assert isinstance(env.env, Queue)
-    assert env.env.closed
-
-
-def test_a_game_and_its_round_trip_are_the_same() -> None:
-    back = there_and_back(tictactoe.env())
-    for seed in range(5):
-        found, expected = by_hand_in_turns(back, seed), by_hand_in_turns(tictactoe.env(), seed)
-        for name in back.possible_agents:
-            for one, other in zip(found[name], expected[name], strict=True):
-                assert same(one[0], other[0])
-                assert one[1:3] == other[1:3]
-                assert one[4] == other[4]
-
-
-def test_a_turn_of_an_unknown_agent_is_refused() -> None:
-    env = queue(agents=("desk_0",))
-    with pytest.raises(EpisodeError, match=r"the agent 'counter_.'; live agents are \['desk_0'\]"):
-        env.reset(seed=0)

@@ -51,7 +51,7 @@ from tmrl_core.networking.protocol.messages import (
 )
 from tmrl_core.networking.relay import core
 from tmrl_core.networking.relay.stream_budget import OF_ONE_BYTES
-from tmrl_core.networking.security import credentials
+from tmrl_core.networking.security import credentials, tls_contexts
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message, encode_message
 from tmrl_core.samples.codec import most_records
 from tmrl_core.training.remote import interface as remote
@@ -165,12 +165,12 @@ class Place:
     def stranger(self, folder: Path | None = None) -> Stranger:
         """A peer over TLS; with the certificate in `folder`, else with none."""
         if folder is not None:
-            context = credentials.client_context(folder, "worker")
+            context = tls_contexts.client_context(folder, "worker")
         else:
             context = ssl.create_default_context(cafile=str(self.keys / "ca.pem"))
         tls = context.wrap_socket(self.connect(), server_hostname="localhost")
         self.stack.callback(tls.close)
-        return Stranger(tls, {role: credentials.token_for(self.keys, role) or "" for role in ("worker", "trainer")})
+        return Stranger(tls, {role: tls_contexts.token_for(self.keys, role) or "" for role in ("worker", "trainer")})
 
 
 class Stranger:

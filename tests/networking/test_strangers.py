@@ -21,7 +21,7 @@ from tests.waiting import until
 from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.networking.protocol.framing import HEADER, PING_FRAME, Kind
 from tmrl_core.networking.protocol.messages import Welcome
-from tmrl_core.networking.security import admission, credentials
+from tmrl_core.networking.security import admission, credentials, tls_contexts
 from tmrl_core.networking.security.tls_contexts import TokenVerifier
 
 
@@ -302,7 +302,7 @@ def test_nothing_is_compressed_by_tls_and_a_resumed_session_proves_nothing(
     context.minimum_version = context.maximum_version = version
     sock = context.wrap_socket(place.connect(), server_hostname="localhost")
     place.stack.callback(sock.close)
-    stranger = Stranger(sock, {"worker": str(credentials.token_for(place.keys, "worker"))})
+    stranger = Stranger(sock, {"worker": str(tls_contexts.token_for(place.keys, "worker"))})
     stranger.greet()
     assert isinstance(stranger.hear(), Welcome)
     assert sock.compression() is None

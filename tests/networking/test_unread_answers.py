@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.networking.end_to_end.ends import Ends
-from tmrl_core.networking.protocol.client import MAX_UNREAD_BYTES
+from tmrl_core.networking.protocol.client import ClientConnection
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import StreamSender
 from tmrl_core.networking.protocol.messages import Control, Halt, Incarnation, Welcome, control_frame
@@ -45,7 +45,7 @@ def new_worker() -> Connection:
 def test_its_link_is_closed(
     make: Callable[[], Connection], flood: Callable[[int], Control], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert MAX_UNREAD_BYTES == 16 << 20
+    assert ClientConnection.MAX_UNREAD_BYTES == 16 << 20
     connection = make()
     monkeypatch.setattr(type(connection), "MAX_UNREAD_BYTES", 20_000)
     connection.connected(Identity("Server"), 0.0)

@@ -110,6 +110,20 @@ def test_the_trainer_keeps_interventions_in_a_memory_of_their_own() -> None:
     assert (memory.interventions.n_step, memory.interventions.batch_size, memory.recorded_sessions) == (2, 128, None)
 
 
+def test_interventions_are_kept_whole_beside_memories_of_other_kinds() -> None:
+    frames = {"cls": "tmrl_core.training:FrameStackMemory", "kwargs": {"frame_stack": 4}}
+    values: dict[str, Any] = {
+        "memory": {**frames, "shares": {"online": 0.5, "interventions": 0.5}, "n_step": 2},
+        "worker": {"interventions": {"cls": f"{__name__}:Every"}},
+    }
+    memory = training_from_config(from_values(values)).keywords["memory_cls"](nb_steps=1, device="cpu")  # type: ignore[attr-defined]
+    assert (type(memory.live).__name__, memory.live.frame_stack) == ("FrameStackMemory", 4)
+    assert (type(memory.interventions), memory.interventions.n_step) == (InterventionMemory, 2)
+    values["memory"]["kwargs"] = {"frame_stack": 4, "newest_only": True}
+    with pytest.raises(ConfigError, match=r"newest_only .*needs whole stacks; .*give interventions no share"):
+        training_from_config(from_values(values))
+
+
 def test_a_device_is_one_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMRL_CORE_HOME", str(tmp_path))
     pad = {"cls": f"{__name__}:Pad", "kwargs": {"value": 0.5}}

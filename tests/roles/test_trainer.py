@@ -507,7 +507,7 @@ def test_the_memory_of_another_run_is_refused_before_training_unless_it_is_asked
         )
 
     first = Trainer(config=config("first"))
-    memory = first._iterations.training.memory
+    memory = first._made_training().memory
     buffer = Buffer(maxlen=None)
     for step in range(5):
         buffer.append_sample((np.zeros(1, np.float32), np.zeros(3, np.float32), 0.0, False, step == 4, {}))
@@ -518,8 +518,8 @@ def test_the_memory_of_another_run_is_refused_before_training_unless_it_is_asked
         second.train_iteration() if by_rounds else second.run()
     assert "there is no checkpoint" not in caplog.text
     again = Trainer(config=config("second", take_over=True))
-    assert len(again._iterations.training.memory) == 4
-    again._iterations.training.memory.close()
+    assert len(again._made_training().memory) == 4
+    again._made_training().memory.close()
     assert "holds 4 transitions of run first-" in caplog.text
 
 

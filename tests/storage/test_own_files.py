@@ -158,7 +158,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "policy": ("x", lambda folder: SquashedGaussianMLPActor(BOX, BOX).load(folder / "x", "cpu")),
     "metrics": ("x", lambda folder: read_records(folder / "x")),
     "episodes": ("pong/episodes.csv", read_episodes),
-    "save": ("1_x.zip", lambda folder: read_save(folder / "1_x.zip")),
+    "save": ("1_x.save", lambda folder: read_save(folder / "1_x.save")),
     "spaces": ("spaces.json", read_spaces),
     "LeRobot": ("meta/info.json", read_lerobot),
 }

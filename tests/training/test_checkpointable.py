@@ -48,8 +48,7 @@ OFF_POLICY = "settings model updates_asked"
 SAC = f"{OFF_POLICY} target_entropy {ENTROPY}"
 STATISTICS = "stat_test_return stat_train_return stat_test_steps stat_train_steps"
 REPLAY = (
-    "memory_size storage layout written oldest generator block next_block statistics tails steps priorities version "
-    "drawn"
+    "memory_size storage layout written oldest generator block next_block statistics tails steps priorities version"
 )
 DQN = f"{OFF_POLICY} updates target_network optimizer"
 ALGORITHM = "models optimizers rng updates"
@@ -135,7 +134,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     tree = json.loads((folder / "state.json").read_bytes())
     walk(tree)
     found = read_manifest(folder)
-    found.files["state.json"] = write_file(folder / "state.json", [json.dumps(tree).encode()])
+    found.files["state.json"] = write_file(folder / "state.json", json.dumps(tree).encode())
     write_manifest(folder, found)
 
 

@@ -2,9 +2,9 @@
 
 They prove that a change of the code leaves the results of a fixed seed identical.
 
-Every agent is trained with every kind of memory, through public interfaces, on synthetic samples that are exact on any
-machine: two workers' streams that take turns, episodes that are cut between messages, that terminate, are truncated or
-given up, and messages that are lost.
+Every agent is trained with every kind of memory (the quick form: see `_is_quick`), through public interfaces, on
+synthetic samples that are exact on any machine: two workers' streams that take turns, episodes that are cut between
+messages, that terminate, are truncated or given up, and messages that are lost.
 
 `parameters.json` holds for each case:
 
@@ -12,9 +12,10 @@ given up, and messages that are lost.
 - numbers that sum up the parameters and the last round's losses: equal within `TOLERANCE` on every platform;
 - the digest of all parameters, for each platform where it was recorded: exact there, not compared elsewhere.
 
-`RECORD_PARAMETERS=1 pytest tests/training/test_parameters.py` records, in one process. Where batches and numbers agree
-with the recorded ones, it only adds this platform's digests. Otherwise it replaces a case and drops its digests of
-other platforms: only a deliberate change of an algorithm justifies that, and its commit says why.
+`pytest tests/training/test_parameters.py -m "full or not full"` compares every case.
+`RECORD_PARAMETERS=1 pytest tests/training/test_parameters.py` records every case, in one process. Where batches and
+numbers agree with the recorded ones, it only adds this platform's digests. Otherwise it replaces a case and drops its
+digests of other platforms: only a deliberate change of an algorithm justifies that, and its commit says why.
 """
 
 from __future__ import annotations
@@ -381,7 +382,21 @@ def _one_thread() -> Iterator[None]:
 CASES = [f"{agent}-{memory}" for agent, memory in OFF_POLICY] + [f"ppo-{case}" for case in ON_POLICY]
 
 
-@pytest.mark.parametrize("case", CASES)
+def _is_quick(case: str) -> bool:
+    """Return True for what the quick suite trains: all kinds of memory with two agents, and all agents with two kinds.
+
+    A memory sees nothing of an agent but the shape of its actions and TD errors; an agent sees nothing of a memory but
+    batches. The two kinds bring everything that a batch may hold: vectors and pictures, weights, discounts of n steps.
+    """
+    agent, _, memory = case.partition("-")
+    return agent in ("ppo", "td3", "dqn") or memory in ("uniform-disk", "frames_n_step_prioritized-ram")
+
+
+def _marked(case: str) -> Any:
+    return case if RECORDING or _is_quick(case) else pytest.param(case, marks=pytest.mark.full)
+
+
+@pytest.mark.parametrize("case", [_marked(case) for case in CASES])
 def test_batches_and_parameters_are_those_recorded(case: str, tmp_path: Path) -> None:
     found = run(case, tmp_path / "memory")
     if RECORDING:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Message
 
 from tmrl_core.web.logins import LOGIN_S, Logins
 from tmrl_core.web.origins import HostNames, check_origin
+
+OWN = "http://a.example:1"
 
 
 class Place:
@@ -25,10 +30,17 @@ class Place:
             clock=lambda: self.now,
         )
 
+    def log_in(self, token: str = "right", origin: str = OWN) -> Response:
+        sent = iter([{"type": "http.request", "body": f"token={token}".encode()}])
+
+        async def receive() -> Message:
+            return next(sent)
+
+        made = Request({**request(origin=origin).scope, "method": "POST"}, receive)
+        return asyncio.run(self.logins.login(made, lambda error: f"form: {error}", "../"))
+
     def cookie(self) -> str:
-        response = Response()
-        self.logins.open(request(), response)
-        return response.headers["set-cookie"].split(";")[0]
+        return self.log_in().headers["set-cookie"].split(";")[0]
 
 
 def request(scheme: str = "http", **headers: str) -> Request:
@@ -49,8 +61,18 @@ def test_a_cookie_holds_until_its_end() -> None:
 def test_a_closed_login_does_not_hold() -> None:
     place = Place()
     cookie = place.cookie()
-    place.logins.close(request(cookie=cookie), Response())
+    place.logins.logout(request(cookie=cookie, origin=OWN), "../")
     assert not place.logins.holds(request(cookie=cookie))
+
+
+def test_a_wrong_token_shows_the_form_again() -> None:
+    response = Place().log_in("wrong")
+    assert (response.status_code, response.body) == (401, b"form: wrong token; ask Anna")
+
+
+def test_a_login_comes_from_a_page_of_this_server() -> None:
+    with pytest.raises(HTTPException, match="this request must come from the login of the pages"):
+        Place().log_in(origin="http://b.example:1")
 
 
 def test_the_oldest_login_makes_room() -> None:

@@ -43,10 +43,11 @@ from pathlib import Path
 from typing import Any
 
 from tmrl_core import __version__, rooms
+from tmrl_core.cli.options import add_options, check_options
 from tmrl_core.config import Config, find_config_file, load, use
 from tmrl_core.config.loading import expanded
 from tmrl_core.config.room_sections import config_type, kind_of_run, room_sections
-from tmrl_core.config.sections import NAMES_OF, RoomSection
+from tmrl_core.config.sections import NAMES_OF, RoomSection, Section
 from tmrl_core.errors import ConfigError, RankLostError, TmrlError
 from tmrl_core.roles.call_watch import CallWatch
 from tmrl_core.roles.command import Command
@@ -59,9 +60,6 @@ logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
 """Switch interval of the interpreter's threads: the I/O thread must answer while Python code computes."""
-
-CLIENTS = ("worker", "expert", "trainer", "status")
-"""Roles that connect to a Server, besides those of rooms."""
 
 COMMANDS = {
     "credentials": Command(
@@ -230,8 +228,6 @@ def parser(added: Mapping[str, Role] | None = None) -> argparse.ArgumentParser:
         added: roles of rooms and of other packages; None: those of all rooms.
     """
     added = of_rooms("roles") if added is None else added
-    beside = [f"with --{name}: 0" for name, one in added.items() if one.local_text is not None and not one.watches]
-    listening = ["--server", *(f"--{name}" for name, one in added.items() if "announce" in one.takes)]
     made = argparse.ArgumentParser(
         prog="python -m tmrl_core",
         description="Distributed reinforcement learning over TLS: rollout workers, one server, one trainer.",
@@ -246,19 +242,9 @@ def parser(added: Mapping[str, Role] | None = None) -> argparse.ArgumentParser:
             made.add_argument(f"--{name}", action="store_true", help=one.help)
         else:
             role.add_argument(f"--{name}", dest="role", action="store_const", const=name, help=one.help)
-    for name, text in (
-        ("server", "the Server: relays between workers and trainer; the only role that listens"),
-        ("worker", "a RolloutWorker: collects samples in the environment"),
-        ("trainer", "the Trainer: learns and publishes the policy"),
-        ("local", "all roles on this machine"),
-        ("expert", "a RolloutWorker whose policy never changes: collects demonstrations"),
-        ("test", "run the saved policy, without a server"),
-        ("probe", "make the environment, reset it once and close it, as --local does before it starts roles"),
-        ("benchmark", "measure the environment's and the policy's step rate"),
-        ("status", "print the Server's status: peers, streams, versions, budgets, rates, drops"),
-        ("config-schema", "print the configuration's JSON Schema"),
-        ("version", "print the version"),
-    ):
+    texts = {name: one.help for name, one in ROLES.items()}
+    texts |= {"config-schema": "print the configuration's JSON Schema", "version": "print the version"}
+    for name, text in texts.items():
         role.add_argument(f"--{name}", dest="role", action="store_const", const=name, help=text)
     commands: dict[str, Command] = COMMANDS | of_rooms("commands")
     for name, command in commands.items():
@@ -267,63 +253,7 @@ def parser(added: Mapping[str, Role] | None = None) -> argparse.ArgumentParser:
             role.add_argument(f"--{name}", action="store_true", help=command.help)
         else:
             role.add_argument(f"--{name}", metavar=command.metavar, help=command.help)
-    made.add_argument("--wandb", action="store_true", help="send metrics to Weights & Biases (metrics.wandb)")
-    made.add_argument("--new", action="store_true", help="a new run: another run.name if there is a run of this name")
-    made.add_argument("--seed", type=int, default=None, metavar="N", help="seed of everything random (run.seed)")
-    made.add_argument(
-        "--workers",
-        type=int,
-        default=None,
-        metavar="N",
-        help=f"number of RolloutWorkers of --local (default: {'; '.join(['2', *beside])}) and of --worker (default: 1)",
-    )
-    made.add_argument("--num-workers", type=int, dest="workers", metavar="N", help=argparse.SUPPRESS)
-    local = made.add_argument_group("with --local")
-    local.add_argument("--single-process", action="store_true", help="threads instead of processes, for debugging")
-    local.add_argument(
-        "--ranks", type=int, default=None, metavar="N", help="processes of the trainer, each with a Server (default: 1)"
-    )
-    local.add_argument("--seeds", default=None, metavar="0-4", help="one run for each seed, then `--plot` of all")
-    local.add_argument("--at-once", type=int, default=None, metavar="N", help="runs of --seeds at a time (default: 1)")
-    local.add_argument("--quickstart", action="store_true", help="start a new run, and print the next steps at its end")
-    local.add_argument("--small", action="store_true", help="a short run that tests the installation, not the learning")
-    recorded = made.add_argument_group("with --worker and --expert")
-    recorded.add_argument(
-        "--record",
-        default=None,
-        metavar="DIR",
-        help="record the sessions into DIR too (worker.record); --expert with --episodes needs no Server",
-    )
-    figures = made.add_argument_group("with --test and --benchmark")
-    figures.add_argument(
-        "--episodes", type=int, default=None, metavar="N", help="episodes of a test (default: 10) or a recording"
-    )
-    figures.add_argument(
-        "--steps",
-        type=int,
-        default=None,
-        metavar="N",
-        help="steps of a benchmark (default: 10000, or 10 s of real time)",
-    )
-    seen = made.add_argument_group("with --test").add_mutually_exclusive_group()
-    seen.add_argument("--render", action="store_true", help="show the environment in a window (render_mode human)")
-    seen.add_argument("--video", default=None, metavar="PATH", help="film: a file such as test.mp4, or a folder")
-    looking = made.add_argument_group("with --status")
-    looking.add_argument("--json", action="store_true", help="JSON instead of tables")
-    looking.add_argument("--watch", type=float, default=None, metavar="SECONDS", help="repeat every SECONDS")
-    supervised = made.add_argument_group("for supervisors")
-    supervised.add_argument(
-        "--control", action="store_true", help="end the role in order at the line `stop` or the end of standard input"
-    )
-    supervised.add_argument(
-        "--remarks", default=None, metavar="FILE", help="write what hinders the role into FILE, for a display"
-    )
-    supervised.add_argument(
-        "--announce",
-        action="store_true",
-        help=f"with {' or '.join(listening)}: print the port as a line of JSON once it listens; a Server takes a free "
-        "port if the default one is taken",
-    )
+    add_options(made, {**ROLES, **added})
     for one in added.values():
         one.options(made)
     made.set_defaults(added=added)
@@ -338,7 +268,9 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
     if options.role == "config-schema":
         print(json.dumps(config_schema(), indent=2))
         return 0
-    check_options(options)
+    roles = ROLES | options.added
+    role = roles[options.role]
+    check_options(options, roles)
     set_up_logging(options.log_level)
     if own_process and sys.stderr is not None:
         # If a library or an environment crashes the interpreter, the log shows each thread's place.
@@ -359,14 +291,12 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
     if source := config_file(options):
         # Logged before its references are imported: without `-c` the file may be another user's.
         logger.info("configuration: %s", source.absolute())
-    added: Role | None = options.added.get(options.role)
-    is_client = options.role in CLIENTS if added is None else added.client
-    if config.network.transport == "local" and (options.role == "server" or is_client) and options.role != "status":
+    if config.network.transport == "local" and (options.role == "server" or role.client) and options.role != "status":
         raise ConfigError(
             f"network.transport: local connects threads of one process, and --{options.role} is a process of its own; "
             "take --local --single-process, or network.transport: tls"
         )
-    if is_client:
+    if role.client:
         from tmrl_core.config.server_port import with_port_of_run
 
         config = with_port_of_run(config)
@@ -379,7 +309,8 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
             call_watch(config, options) as watch,
         ):
             shutdown.calls(watch.ending)
-            return (ROLES[options.role] if added is None else added.run)(config, options, shutdown)
+            status: int = role.run(config, options, shutdown)
+            return status
     finally:
         if is_new:
             forget_unused(config)
@@ -395,62 +326,23 @@ def call_watch(config: Config, options: argparse.Namespace) -> CallWatch:
     )
 
 
-def check_options(options: argparse.Namespace) -> None:
-    """Reject options that have no meaning with this role, instead of ignoring them.
-
-    Raises:
-        ConfigError: the message names the option and its role.
-    """
-    own: tuple[tuple[str, list[str]], ...] = (
-        ("workers", ["local", "worker"]),
-        ("single_process", ["local"]),
-        ("ranks", ["local"]),
-        ("seeds", ["local"]),
-        ("at_once", ["local"]),
-        ("quickstart", ["local"]),
-        ("small", ["local"]),
-        ("episodes", ["test", "expert"]),
-        ("record", ["worker", "expert"]),
-        ("render", ["test"]),
-        ("video", ["test"]),
-        ("steps", ["benchmark"]),
-        ("announce", ["server"]),
-        ("wandb", ["trainer", "local"]),
-        ("new", ["trainer", "local"]),
-        ("seed", ["trainer", "worker", "expert", "local", "test", "benchmark"]),
-        ("json", ["status"]),
-        ("watch", ["status"]),
-    )
-    allowed = dict(own)
-    for added, role in options.added.items():
-        for name in role.takes:
-            allowed.setdefault(name, []).append(added)
-        if role.local_text is not None:
-            allowed[added] = ["local"]
-    for name, roles in allowed.items():
-        value = vars(options)[name]
-        flag = "--" + name.replace("_", "-")
-        if value is not None and value is not False and options.role not in roles:
-            raise ConfigError(f"{flag} goes with {' or '.join('--' + role for role in roles)}, not --{options.role}")
-        if isinstance(value, int) and not isinstance(value, bool) and value < 1 and name != "seed":
-            raise ConfigError(f"{flag}: found {value}, allowed: a whole number of at least 1")
-    if options.role == "expert" and options.episodes is not None and options.record is None:
-        raise ConfigError(
-            "--episodes: with --expert it is the number of episodes to record without a Server; add --record DIR"
-        )
-    if options.watch is not None and not 0.2 <= options.watch <= 86_400:
-        raise ConfigError(f"--watch: found {options.watch:g}, allowed: 0.2 to 86400 seconds")
-
-
 def config_schema() -> dict[str, object]:
     """Return the JSON Schema of the configuration."""
     import msgspec
 
+    from tmrl_core.config.descriptions import texts_of
+
     schema = msgspec.json.schema(config_type())
-    for section in schema["$defs"].values():
-        for key in section["properties"].values():
-            if kind := key.pop(NAMES_OF, None):
-                key["examples"] = sorted(rooms.entries(kind))
+    kinds = [Section]
+    for kind in kinds:  # which grows meanwhile
+        kinds += kind.__subclasses__()
+    texts = {kind.__name__: texts_of(kind) for kind in kinds}
+    for name, section in schema["$defs"].items():
+        for key, about in section["properties"].items():
+            if names := about.pop(NAMES_OF, None):
+                about["examples"] = sorted(rooms.entries(names))
+            if text := texts[name].get(key):
+                section["properties"][key] = {"description": text, **about}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tmrl_core configuration", **schema}
 
 
@@ -577,31 +469,34 @@ def record_expert(config: Config, episodes: int, shutdown: ShutdownSignal) -> in
     """`--expert --record DIR --episodes N`: record without a Server; prints each return and their mean."""
     from tmrl_core.roles import from_config as roles
 
-    returns: list[float] = []
     with roles.make_worker(config, standalone=True) as made:
         shutdown.calls(made.stop)
-        for index in range(episodes):
-            if shutdown.requested:
-                break
+
+        def record(index: int) -> tuple[float, int]:
             made.collect_train_episode()
             made.send_and_clear_buffer()
-            returns.append(made.buffer.stat_train_return)
-            print_episode(index, returns[-1], made.buffer.stat_train_steps)
-    print_mean(returns)
+            return made.buffer.stat_train_return, made.buffer.stat_train_steps
+
+        play(episodes, record, shutdown)
     return 0
 
 
-def print_episode(index: int, episode_return: float, steps: int) -> None:
-    """Print the line of one episode."""
+def play(episodes: int, one: Callable[[int], tuple[float, int] | None], shutdown: ShutdownSignal) -> None:
+    """Play episodes, and print the return of each and their mean.
+
+    Args:
+        episodes: their number.
+        one: plays an episode, and returns its return and its steps; None: it was ended, and no other follows.
+        shutdown: ends them.
+    """
     from tmrl_core.metrics.text import return_text
 
-    print(f"episode {index + 1}: return {return_text(episode_return)}, {steps} steps", flush=True)
-
-
-def print_mean(returns: Sequence[float]) -> None:
-    """Print the mean return, if there were episodes."""
-    from tmrl_core.metrics.text import return_text
-
+    returns: list[float] = []
+    for index in range(episodes):
+        if shutdown.requested or (played := one(index)) is None:
+            break
+        returns.append(played[0])
+        print(f"episode {index + 1}: return {return_text(played[0])}, {played[1]} steps", flush=True)
     if returns:
         print(f"mean return of {len(returns)} episodes: {return_text(sum(returns) / len(returns))}", flush=True)
 
@@ -724,7 +619,6 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
     episodes = options.episodes or 10
     if (kind := kind_of_run(config)) is not None:
         return test_kind(kind, config, episodes, shutdown)
-    returns: list[float] = []
     video = config.absolute(expanded(options.video)) if options.video else None
     if video is not None:
         if video.suffix not in ("", *SUFFIXES):
@@ -736,23 +630,21 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
         model_path=roles.saved_policy(config),
         render_mode="rgb_array" if video is not None else "human" if options.render else None,
     )
-    try:
+
+    def one(index: int) -> tuple[float, int]:
+        if video is not None and isinstance(made.env, Filmed):
+            if not video.suffix:
+                made.env.start(video / f"episode-{index + 1}.mp4")
+            elif index == 0:
+                made.env.start(video)  # all episodes in sequence
+        made.run_episode(train=False)
+        played = made.buffer.stat_test_return, made.buffer.stat_test_steps
+        made.buffer.clear()
+        return played
+
+    with made:
         shutdown.calls(made.stop)
-        for index in range(episodes):
-            if shutdown.requested:
-                break
-            if video is not None and isinstance(made.env, Filmed):
-                if not video.suffix:
-                    made.env.start(video / f"episode-{index + 1}.mp4")
-                elif index == 0:
-                    made.env.start(video)  # all episodes in sequence
-            made.run_episode(train=False)
-            returns.append(made.buffer.stat_test_return)
-            print_episode(index, returns[-1], made.buffer.stat_test_steps)
-            made.buffer.clear()
-    finally:
-        made.close()
-    print_mean(returns)
+        play(episodes, one, shutdown)
     if video is not None:
         print(f"video: {options.video}" if video.exists() else f"there is no video {options.video}", flush=True)
         return 0 if video.exists() else 1
@@ -763,15 +655,14 @@ def test_kind(kind: RoomSection, config: Config, episodes: int, shutdown: Shutdo
     """`--test` of a run of another kind: print the score of each episode and their mean."""
     from tmrl_core.roles import from_config as roles
 
-    returns: list[float] = []
     with parts_of(kind).make_worker(config, standalone=True, model_path=roles.saved_policy(config)) as made:
         shutdown.calls(made.stop)
-        for index in range(episodes):
-            if not made.run_episode():
-                break
-            returns.append(made.recorder.buffer.stat_test_return)
-            print_episode(index, returns[-1], made.recorder.buffer.stat_test_steps)
-    print_mean(returns)
+
+        def one(index: int) -> tuple[float, int] | None:
+            played = made.recorder.buffer
+            return (played.stat_test_return, played.stat_test_steps) if made.run_episode() else None
+
+        play(episodes, one, shutdown)
     return 0
 
 
@@ -822,14 +713,31 @@ def probe(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal)
     os._exit(0)  # threads of the environment, or its exit functions, may never end
 
 
-ROLES: dict[str, Callable[[Config, argparse.Namespace, ShutdownSignal], int]] = {
-    "server": server,
-    "worker": worker,
-    "trainer": trainer,
-    "local": local,
-    "probe": probe,
-    "expert": worker,
-    "test": test,
-    "benchmark": benchmark,
-    "status": status,
+ROLES: dict[str, Role] = {
+    "server": Role("the Server: relays between workers and trainer; the only role that listens", server, ("announce",)),
+    "worker": Role(
+        "a RolloutWorker: collects samples in the environment", worker, ("workers", "record", "seed"), client=True
+    ),
+    "trainer": Role("the Trainer: learns and publishes the policy", trainer, ("wandb", "new", "seed"), client=True),
+    "local": Role(
+        "all roles on this machine",
+        local,
+        ("workers", "single_process", "ranks", "seeds", "at_once", "quickstart", "small", "wandb", "new", "seed"),
+    ),
+    "expert": Role(
+        "a RolloutWorker whose policy never changes: collects demonstrations",
+        worker,
+        ("episodes", "record", "seed"),
+        client=True,
+    ),
+    "test": Role("run the saved policy, without a server", test, ("episodes", "render", "video", "seed")),
+    "probe": Role("make the environment, reset it once and close it, as --local does before it starts roles", probe),
+    "benchmark": Role("measure the environment's and the policy's step rate", benchmark, ("steps", "seed")),
+    "status": Role(
+        "print the Server's status: peers, streams, versions, budgets, rates, drops",
+        status,
+        ("json", "watch"),
+        client=True,
+    ),
 }
+"""Roles, besides those of rooms."""

@@ -7,8 +7,8 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -25,169 +25,145 @@ from tmrl_core.metrics.text import milliseconds_text
 from tmrl_core.networking.links.observer_link import ObserverLink
 from tmrl_core.networking.protocol.messages import plain
 from tmrl_core.networking.protocol.status import (
-    BudgetStatus,
     PeerStatus,
     Rates,
     ServerStatus,
-    SpooledStatus,
     StreamStatus,
     rates,
 )
 from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.shutdown import ShutdownSignal
 
-_Item = TypeVar("_Item")
-
 RATE_S = 1.0
 """Seconds between the two snapshots that rates are computed from, without `--watch`."""
-PIPED_COLUMNS = 200
+PIPED_COLUMNS = 250
 """Width without a terminal. All columns are shown, and long lines are not broken, for `grep` and `less -S`."""
 
 
 def status(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
-    """`--status`: once, or with `--watch` repeatedly until a stop is requested."""
-    if config.network.transport == "local":
-        raise ConfigError("network.transport is 'local': such a Server is part of one process and cannot be queried")
-    if len(config.server.endpoints) > 1:
-        return status_of_all(config, options, shutdown)
-    settings = link_settings(config)
-    requested: Callable[[], bool] = lambda: shutdown.requested  # noqa: E731 - read again at each call
-    show = Shown(sys.stdout.isatty(), as_json=options.json, watched=options.watch is not None)
-    with ObserverLink(settings, run=config.run.name, timeout_s=settings.connect_timeout_s) as link:
-        earlier = link.fetch_status(requested)
-        if earlier is None or not link.rest(min(RATE_S, options.watch or RATE_S), requested):
-            return 0
-        while (later := link.fetch_status(requested)) is not None:
-            show(later, rates(earlier, later), f"{settings.host} port {settings.port}")
-            earlier = later
-            if options.watch is None or not link.rest(options.watch, requested):
-                break
-    return 0
-
-
-class Observed:
-    """One of several Servers, and its latest answer.
-
-    Args:
-        config: the configuration.
-        endpoint: address of the Server.
-
-    Attributes:
-        status: latest status; None: the Server did not answer.
-        rate: rates since the answer before; None: there is none.
-        why: reason why there is no answer.
-    """
-
-    def __init__(self, config: Config, endpoint: Endpoint) -> None:
-        self.where = f"{endpoint.host} port {endpoint.port}"
-        settings = link_settings(at_endpoint(config, endpoint))
-        self._link = ObserverLink(settings, run=config.run.name, timeout_s=settings.connect_timeout_s)
-        self.status: ServerStatus | None = None
-        self.rate: Rates | None = None
-        self.why = ""
-
-    def look(self, ending: Callable[[], bool]) -> None:
-        """Ask the Server."""
-        earlier, self.why = self.status, ""
-        try:
-            self.status = self._link.fetch_status(ending)
-        except NetworkError as exc:
-            self.status, self.why = None, str(exc)
-        self.rate = None if earlier is None or self.status is None else rates(earlier, self.status)
-
-    def values(self) -> dict[str, Any]:
-        """Return the answer as primitive values."""
-        if self.status is None:
-            return {"server": self.where, "error": self.why}
-        return {"server": self.where, **as_values(self.status, self.rate)}
-
-    def close(self) -> None:
-        """Close the link."""
-        self._link.close()
-
-
-def status_of_all(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
-    """`--status` with several Servers: each in turn; one that does not answer is shown as that.
+    """`--status`: ask each Server of the run, once or with `--watch` until a stop is requested.
 
     Returns:
-        Exit status: 0, or 1 if a Server did not answer the last time.
+        Exit status: 0, or 1 if one of several Servers did not answer the last time.
+
+    Raises:
+        NetworkError: the only Server does not answer.
     """
+    if config.network.transport == "local":
+        raise ConfigError("network.transport is 'local': such a Server is part of one process and cannot be queried")
     requested: Callable[[], bool] = lambda: shutdown.requested  # noqa: E731 - read again at each call
-    console = Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS, highlight=False)
+    show = Shown(sys.stdout.isatty(), as_json=options.json, watched=options.watch is not None)
     with contextlib.ExitStack() as closing:
         servers = [Observed(config, endpoint) for endpoint in endpoints_of(config)]
         for server in servers:
             closing.callback(server.close)
-            server.look(requested)
-        while not shutdown.wait(min(RATE_S, options.watch or RATE_S)):
-            for server in servers:
-                server.look(requested)
+        # The rates need a second answer soon, however rarely the answers are to be shown.
+        pause_s, shown = 0.0, False
+        while all(server.rest(pause_s / len(servers), requested) for server in servers):
+            answers = [server.ask(requested) for server in servers]
+            if len(answers) == 1 and answers[0].error is not None:
+                raise answers[0].error
             if shutdown.requested:
                 break
-            show_all(servers, console, as_json=options.json, watched=options.watch is not None)
-            if options.watch is None:
-                break
-    return 0 if all(server.status is not None for server in servers) or shutdown.requested else 1
+            if pause_s:
+                show(answers)
+                shown = True
+            if shown and options.watch is None:
+                return 0 if all(answer.status is not None for answer in answers) else 1
+            pause_s = options.watch if shown else min(RATE_S, options.watch or RATE_S)
+    return 0
 
 
-def show_all(servers: Sequence[Observed], console: Console, *, as_json: bool, watched: bool) -> None:
-    """Write the latest answers of all Servers to standard output."""
-    if as_json:
-        print(json.dumps({"servers": [one.values() for one in servers]}, indent=None if watched else 2), flush=True)
-        return
-    if watched and console.is_terminal:
-        console.clear()
-    answers = [one.status for one in servers if one.status is not None]
-    samples = sum(one.rate.samples for one in servers if one.rate is not None)
-    workers = sum(status.workers for status in answers)
-    console.print(
-        Text(
-            f"{len(answers)} of {count(len(servers), 'Server')} answered: {count(workers, 'worker')}, "
-            f"now {samples:,.0f} samples/s",
-            style="bold",
-        )
-    )
-    for one in servers:
-        console.print()
-        if one.status is None:
-            console.print(Text(f"Server {one.where}: {plain(one.why)}", style="bold yellow"))
-        elif console.is_terminal:
-            console.print(overview(one.status, one.rate, one.where, console.size[0]))
-        else:
-            console.print(tables(one.status, one.rate, one.where))
+class Answer(NamedTuple):
+    """Answer of a Server.
+
+    Attributes:
+        where: address of the Server.
+        status: the answer; None: there is none, because of `error`.
+        rate: rates since the answer before; None: there is none.
+    """
+
+    where: str
+    status: ServerStatus | None
+    rate: Rates | None = None
+    error: NetworkError | None = None
+
+    def values(self) -> dict[str, Any]:
+        """Return the answer as primitive values."""
+        return {"error": str(self.error)} if self.status is None else as_values(self.status, self.rate)
+
+
+class Observed:
+    """Link to one Server of a run, and its latest answer.
+
+    Args:
+        config: the configuration.
+        endpoint: address of the Server.
+    """
+
+    def __init__(self, config: Config, endpoint: Endpoint) -> None:
+        self._where = f"{endpoint.host} port {endpoint.port}"
+        settings = link_settings(at_endpoint(config, endpoint))
+        self._link = ObserverLink(settings, run=config.run.name, timeout_s=settings.connect_timeout_s)
+        self.rest, self.close = self._link.rest, self._link.close
+        self._earlier: ServerStatus | None = None
+
+    def ask(self, ending: Callable[[], bool]) -> Answer:
+        """Ask the Server."""
+        earlier, self._earlier = self._earlier, None
+        try:
+            status = self._earlier = self._link.fetch_status(ending)
+        except NetworkError as exc:
+            return Answer(self._where, None, error=exc)
+        return Answer(self._where, status, rates(earlier, status) if earlier and status else None)
 
 
 class Shown:
-    """Write each snapshot to standard output.
+    """Write answers to standard output.
 
     Args:
-        terminal: True: standard output is a terminal; each snapshot is an overview that fits it and replaces the last.
-        as_json: True: JSON instead of tables; one line per snapshot with `--watch`.
-        watched: True: several snapshots follow each other.
+        terminal: True: standard output is a terminal; answers replace the last ones, and those of one Server fit it.
+        as_json: True: JSON instead of tables; one line per answer with `--watch`.
+        watched: True: several answers follow each other.
     """
 
     def __init__(self, terminal: bool, *, as_json: bool, watched: bool) -> None:
         self._as_json = as_json
         self._watched = watched
         self._terminal = terminal
-        self._clear = terminal and watched
         self._console = Console(width=None if terminal else PIPED_COLUMNS, highlight=False)
 
-    def __call__(self, status: ServerStatus, rate: Rates | None, where: str) -> None:
-        """Write one snapshot; `where` is the Server's address."""
+    def __call__(self, answers: Sequence[Answer]) -> None:
+        """Write the answers of all Servers."""
+        several = len(answers) > 1
         if self._as_json:
-            print(json.dumps(as_values(status, rate), indent=None if self._watched else 2), flush=True)
+            servers = [{"server": answer.where, **answer.values()} for answer in answers]
+            values = {"servers": servers} if several else answers[0].values()
+            print(json.dumps(values, indent=None if self._watched else 2), flush=True)
             return
-        if self._clear:
+        if self._watched and self._terminal:
             self._console.clear()
         elif self._watched:
             self._console.print(time.strftime("%H:%M:%S"))
-        if not self._terminal:
-            self._console.print(tables(status, rate, where))
-            return
         columns, lines = self._console.size
         # One line is left for the cursor or the shell's prompt.
-        self._console.print(overview(status, rate, where, columns, lines - 1 if self._watched else None))
+        height = lines - 1 if self._terminal and self._watched and not several else None
+        if several:
+            self._console.print(Text(_of_all(answers), style="bold"))
+        for answer in answers:
+            if several:
+                self._console.print()
+            if answer.status is None:
+                self._console.print(Text(f"Server {answer.where}: {plain(str(answer.error))}", style="bold yellow"))
+            else:
+                self._console.print(overview(answer.status, answer.rate, answer.where, columns, height))
+
+
+def _of_all(answers: Sequence[Answer]) -> str:
+    there = [answer.status for answer in answers if answer.status is not None]
+    samples = sum(answer.rate.samples for answer in answers if answer.rate is not None)
+    workers = count(sum(status.workers for status in there), "worker")
+    return f"{len(there)} of {count(len(answers), 'Server')} answered: {workers}, now {samples:,.0f} samples/s"
 
 
 def as_values(status: ServerStatus, rate: Rates | None) -> dict[str, Any]:
@@ -204,26 +180,6 @@ def as_values(status: ServerStatus, rate: Rates | None) -> dict[str, Any]:
     for stream in values["streams"]:
         stream["samples_per_s"] = rate.samples_of.get(stream["stream"]) if rate is not None else None
     return values
-
-
-def tables(status: ServerStatus, rate: Rates | None, where: str) -> RenderableType:
-    """Return the status as readable text."""
-    parts: list[RenderableType] = [*_headlines(status, rate, where), _budgets(status.budgets)]
-    parts.append(_peers(status.peers))
-    if status.peers_left_out:
-        parts.append(Text(f"... and {count(status.peers_left_out, 'more peer')}"))
-    if status.streams:
-        parts.append(_streams([worker.stream for worker in _workers(status)], rate))
-    if status.streams_left_out:
-        parts.append(Text(f"... and {count(status.streams_left_out, 'more stream')}"))
-    if status.spooled:
-        parts.append(_spooled(status.spooled))
-    if status.spooled_left_out:
-        parts.append(Text(f"... and {count(status.spooled_left_out, 'more spooled stream')}"))
-    waiting = [stream for stream in status.streams if stream.waits]
-    for stream in waiting[:10]:
-        parts.append(Text(f"worker {plain(stream.worker)} waits: {plain(stream.waits)}"))
-    return Group(*parts)
 
 
 SILENT_S = 5.0
@@ -407,102 +363,7 @@ def _worker_table(status: ServerStatus, workers: Sequence[_Worker], rate: Rates 
     return table
 
 
-def _table(
-    title: str, items: Iterable[_Item], columns: Iterable[tuple[str, Callable[[_Item], str]]], texts: int = 1
-) -> Table:
-    """Return a table of columns (name, text of an item); all but the first `texts` of them are numbers."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    cells = []
-    for index, (name, cell) in enumerate(columns):
-        table.add_column(name, justify="left" if index < texts else "right", no_wrap=True)
-        cells.append(cell)
-    for item in items:
-        table.add_row(*(Text(cell(item)) for cell in cells))
-    return table
-
-
-def _budgets(budgets: dict[str, BudgetStatus]) -> Table:
-    return _table(
-        "budgets",
-        budgets.items(),
-        [
-            ("store", lambda item: plain(item[0])),
-            ("used", lambda item: size(item[1].used_bytes)),
-            ("reserved", lambda item: size(item[1].reserved_bytes)),
-            ("limit", lambda item: "none" if item[1].limit_bytes is None else size(item[1].limit_bytes)),
-        ],
-    )
-
-
-def _policy_of(peer: PeerStatus) -> str:
-    return f"{peer.policy[0]}.{peer.policy[1]}" if peer.role == "worker" and any(peer.policy) else "-"
-
-
-def _certificate_of(peer: PeerStatus, width: int | None = None) -> str:
+def _certificate_of(peer: PeerStatus, width: int) -> str:
     """Return the name in a peer's certificate, with its weight if it is not that of one worker."""
     weight = f" (weight {peer.weight:,})" if peer.weight != 1 else ""
     return (plain(peer.certificate)[:width] + weight) or "-"
-
-
-def _peers(peers: Sequence[PeerStatus]) -> Table:
-    return _table(
-        "peers",
-        peers,
-        [
-            ("role", lambda peer: plain(peer.role)),
-            ("name", lambda peer: plain(peer.name)),
-            ("certificate", _certificate_of),
-            ("address", lambda peer: plain(peer.address)),
-            ("run", lambda peer: plain(peer.run)),
-            ("since", lambda peer: duration(peer.since_s)),
-            ("heard", lambda peer: f"{peer.heard_s:.1f} s ago"),
-            ("in", lambda peer: size(peer.bytes_in)),
-            ("out", lambda peer: size(peer.bytes_out)),
-            ("unread", lambda peer: size(peer.unread_bytes)),
-            ("policy received", _policy_of),  # a worker may not use it yet
-        ],
-        texts=5,
-    )
-
-
-def _streams(streams: Sequence[StreamStatus], rate: Rates | None) -> Table:
-    per_s = {} if rate is None else rate.samples_of
-    return _table(
-        "streams",
-        streams,
-        [
-            ("worker", lambda stream: plain(stream.worker)),
-            ("stream", lambda stream: plain(stream.stream[:8])),
-            ("state", lambda stream: "active" if stream.active else "halted" if stream.linked else "left"),
-            ("epoch", lambda stream: str(stream.epoch)),
-            ("queued", lambda stream: f"{stream.queued_messages:,}"),
-            ("", lambda stream: size(stream.queued_bytes)),
-            ("reserved", lambda stream: size(stream.reserved_bytes)),
-            ("limit", lambda stream: size(stream.limit_bytes)),
-            ("samples", lambda stream: f"{stream.relayed_samples:,}"),
-            ("messages", lambda stream: f"{stream.relayed_messages:,}"),
-            ("bytes", lambda stream: size(stream.relayed_bytes)),
-            ("samples/s", lambda stream: "" if rate is None else f"{per_s.get(stream.stream, 0.0):,.0f}"),
-            ("dropped", lambda stream: f"{stream.dropped_messages:,}"),
-            ("late", _lateness),
-            ("position", lambda stream: f"{stream.position:,}"),
-        ],
-        texts=3,
-    )
-
-
-def _spooled(streams: Sequence[SpooledStatus]) -> Table:
-    return _table(
-        "spooled: kept for the next trainer of the run",
-        streams,
-        [
-            ("worker", lambda stream: plain(stream.worker)),
-            ("stream", lambda stream: plain(stream.stream[:8])),
-            ("run", lambda stream: plain(stream.run)),
-            ("samples", lambda stream: f"{stream.samples:,}"),
-            ("messages", lambda stream: f"{stream.messages:,}"),
-            ("bytes", lambda stream: size(stream.bytes)),
-            ("state", lambda stream: "whole" if stream.ended else "being handed over, or cut off"),
-        ],
-        texts=3,
-    )

@@ -7,9 +7,8 @@ Replace `tmrl.` by `tmrl_core.compat.` in the import lines of a script. README.m
 #
 # The modules have tmrl's paths below `tmrl_core.compat`. Each is a thin layer over the project's classes: a subclass
 # where positional order, a default, a settable attribute or a hook differ (`TrainingOffline` as a data class with
-# `check_ratio`, agents with `pi_optimizer`, a Buffer whose `memory` is assigned), the class itself elsewhere. Where a
-# subclass needs a value of a part, the part has a public attribute (`Uplink.files`, `RunCheckpoints.dump`); so nothing
-# below knows of tmrl.
+# `check_ratio`, agents with `pi_optimizer`), the class itself elsewhere. Where a subclass needs a value of a part, the
+# part has a public attribute (`Uplink.files`, `RunCheckpoints.dump`); so nothing below knows of tmrl.
 #
 # Weights have the project's names, so that they are exchanged with other scripts and with the NumPy backend. The worker
 # acts with the project's policy, which has the same weights and needs no torch. Models have separate critics (`q1`,

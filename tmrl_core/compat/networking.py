@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -18,9 +18,7 @@ from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles import buffer, rollout_worker, server, trainer
-from tmrl_core.samples.buffer import Samples
 from tmrl_core.samples.codec import decoded_bytes
-from tmrl_core.samples.columns import Chunk, Sample
 from tmrl_core.training.remote.interface import RemoteInterface
 
 if TYPE_CHECKING:
@@ -94,43 +92,8 @@ class Server(server.Server):
 Server.__init__.__signature__ = _OF_SERVER.signature  # type: ignore[attr-defined]
 
 
-class _Memory(Samples):
-    """Samples of a Buffer, which may be appended to. A slice of neighbouring samples keeps episodes and workers."""
-
-    def __init__(self, chunks: Sequence[Chunk], owner: Buffer) -> None:
-        super().__init__(chunks)
-        self.chunks = list(chunks)
-        self.owner = owner
-
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> Any: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        """Return one sample, a view of neighbouring ones, or a list."""
-        if not isinstance(index, slice) or index.step not in (None, 1):
-            return super().__getitem__(index)
-        start, stop, _ = index.indices(len(self))
-        parts, before = [], 0
-        for chunk in self.chunks:
-            first, last = max(start - before, 0), min(stop - before, chunk.rows)
-            if first < last:
-                parts.append(chunk.slice(first, last))
-            before += chunk.rows
-        return _Memory(parts, self.owner)
-
-    def append(self, sample: Sequence[Any]) -> None:
-        """Append a sample to the Buffer."""
-        self.owner.append_sample(sample)
-
-    def __iadd__(self, samples: Iterable[Sequence[Any]]) -> _Memory:
-        """Append samples to the Buffer."""
-        self.owner.append_samples(samples)
-        return _Memory(self.owner.chunks, self.owner)
-
-
 class Buffer(buffer.Buffer):
-    """The project's Buffer, whose `memory` may be appended to and replaced.
+    """The project's Buffer.
 
     Args:
         maxlen: capacity in samples; left out: from the configuration.
@@ -138,29 +101,6 @@ class Buffer(buffer.Buffer):
 
     def clip_to_maxlen(self) -> None:
         """Do nothing: the oldest samples beyond `maxlen` are dropped as soon as there are too many."""
-
-    @property
-    def memory(self) -> Any:
-        """Return the samples as tuples, oldest first."""
-        return _Memory(self.chunks, self)
-
-    @memory.setter
-    def memory(self, samples: Any) -> None:
-        if not isinstance(samples, _Memory):
-            samples = list(samples)  # they may be views of this Buffer
-            self.clear()
-            self.append_samples(samples)
-        elif len(samples) != len(self) or samples.owner is not self:
-            self.clear()
-            self.append_samples(samples)
-
-    def append_samples(self, samples: Iterable[Sequence[Any]]) -> None:
-        """Append samples. Those of a Buffer's `memory` keep their episodes and workers."""
-        if isinstance(samples, _Memory):
-            self.extend(samples.chunks)
-            return
-        for sample in samples:
-            self.append_sample(sample)
 
 
 class RolloutWorker(rollout_worker.RolloutWorker):

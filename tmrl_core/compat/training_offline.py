@@ -42,7 +42,6 @@ class TrainingOffline(training_loop.TrainingOffline):
     _: KW_ONLY
     max_policy_lag: int | None = None
     max_bad_updates: int = 10
-    bad_updates_folder: str | Path | None = None
     samples_per_insert: float | None = None
     error_buffer: float | None = None
     declared: Collection[str] = ()

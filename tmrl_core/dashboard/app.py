@@ -25,7 +25,6 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from typing import Any
-from urllib.parse import parse_qs
 
 import msgspec
 from starlette.applications import Starlette
@@ -43,7 +42,7 @@ from tmrl_core.dashboard.settings import DashboardSection
 from tmrl_core.dashboard.source import Source
 from tmrl_core.errors import TmrlError
 from tmrl_core.networking.protocol.telemetry import Order
-from tmrl_core.web.logins import Logins
+from tmrl_core.web.logins import Logins, small_body
 from tmrl_core.web.origins import HostNames, check_origin
 from tmrl_core.web.pages import Link
 
@@ -56,8 +55,6 @@ _FILES = {
     "icon.svg": "image/svg+xml",
 }
 _PICTURES = {"camera": "image/jpeg", "video": "video/mp4"}
-_MOST_BYTES = 4096
-"""Maximum size of the body of a request."""
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
     "media-src blob:; "
@@ -69,47 +66,6 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 Links = Callable[[], Awaitable[Sequence[Link]]]
-
-
-def make_app(
-    source: Source,
-    feed: Feed,
-    pictures: Pictures,
-    settings: DashboardSection,
-    *,
-    token: str,
-    about: dict[str, Any],
-    links: Links,
-) -> Starlette:
-    """Return the application.
-
-    Args:
-        source: receives orders.
-        feed: makes the events.
-        pictures: videos and camera pictures.
-        settings: names, login, limits.
-        token: of the login.
-        about: facts that do not change, which the page shows.
-        links: returns links to other pages.
-    """
-    pages = _Pages(source, feed, pictures, settings, token, about, links)
-    app = Starlette(
-        routes=[
-            Route("/", pages.page),
-            Route("/login/", pages.login_page, methods=["GET"]),
-            Route("/login/", pages.login, methods=["POST"]),
-            Route("/logout/", pages.logout, methods=["POST"]),
-            Route("/events", pages.events),
-            Route("/about", pages.about),
-            Route("/orders", pages.order, methods=["POST"]),
-            Route("/pictures/{kind}", pages.picture),
-            *(Route(f"/{name}", _file(name, kind)) for name, kind in _FILES.items()),
-        ],
-        middleware=[Middleware(_Entrance, names=HostNames((settings.host, *settings.hosts)))],
-        exception_handlers={HTTPException: _refused},
-    )
-    app.router.redirect_slashes = False
-    return app
 
 
 def text_of(name: str) -> bytes:
@@ -126,13 +82,26 @@ def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
     return answer
 
 
-class _Pages:
+class Pages:
+    """The pages, the stream, orders and logins.
+
+    Args:
+        source: receives orders.
+        feed: makes the events.
+        pictures: videos and camera pictures.
+        settings: names, login, limits.
+        token: of the login.
+        about: facts that do not change, which the page shows.
+        links: returns links to other pages.
+    """
+
     def __init__(
         self,
         source: Source,
         feed: Feed,
         pictures: Pictures,
         settings: DashboardSection,
+        *,
         token: str,
         about: dict[str, Any],
         links: Links,
@@ -151,7 +120,28 @@ class _Pages:
             source="the link that `--dashboard` printed at its start has it",
         )
         self._page = text_of("index.html")
-        self._login_page = text_of("login.html").decode()
+        self._form = text_of("login.html").decode()
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        settings = self._settings
+        app = Starlette(
+            routes=[
+                Route("/", self.page),
+                Route("/login/", self.login_page, methods=["GET"]),
+                Route("/login/", self.login, methods=["POST"]),
+                Route("/logout/", self.logout, methods=["POST"]),
+                Route("/events", self.events),
+                Route("/about", self.about),
+                Route("/orders", self.order, methods=["POST"]),
+                Route("/pictures/{kind}", self.picture),
+                *(Route(f"/{name}", _file(name, kind)) for name, kind in _FILES.items()),
+            ],
+            middleware=[Middleware(_Entrance, names=HostNames((settings.host, *settings.hosts)))],
+            exception_handlers={HTTPException: _refused},
+        )
+        app.router.redirect_slashes = False
+        return app
 
     def _may_look(self, request: Request) -> bool:
         return not self._settings.needs_login or self._logins.bearer(request) or self._logins.holds(request)
@@ -194,7 +184,7 @@ class _Pages:
         if not request.headers.get("content-type", "").startswith("application/json"):
             raise HTTPException(415, "an order is a JSON object, with `Content-Type: application/json`")
         try:
-            order = msgspec.json.decode(await _body(request), type=Order)
+            order = msgspec.json.decode(await small_body(request), type=Order)
         except msgspec.DecodeError as exc:
             raise HTTPException(400, f"this is no order: {exc}") from exc
         if not self._source.may_order:
@@ -223,38 +213,18 @@ class _Pages:
 
     async def login_page(self, request: Request) -> Response:
         """A form for the token."""
-        return self._login_form()
+        return HTMLResponse(self._login_form())
 
-    def _login_form(self, error: str = "", status: int = 200) -> Response:
-        return HTMLResponse(self._login_page.replace("<!-- error -->", error), status)
+    def _login_form(self, error: str = "") -> str:
+        return self._form.replace("<!-- error -->", error)
 
     async def login(self, request: Request) -> Response:
         """Exchange the token for a cookie."""
-        check_origin(request, "the login of this page")
-        token = parse_qs((await _body(request)).decode("utf-8", "replace")).get("token", [""])[0].strip()
-        try:
-            self._logins.check_token(token)
-        except HTTPException as exc:
-            return self._login_form(exc.detail, exc.status_code)
-        response = RedirectResponse("../", 303)
-        self._logins.open(request, response)
-        return response
+        return await self._logins.login(request, self._login_form, "../")
 
     async def logout(self, request: Request) -> Response:
         """End the login."""
-        check_origin(request, "this page")
-        response = RedirectResponse("../login/", 303)
-        self._logins.close(request, response)
-        return response
-
-
-async def _body(request: Request) -> bytes:
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MOST_BYTES:
-            raise HTTPException(413, f"the request is larger than {_MOST_BYTES} bytes")
-    return body
+        return self._logins.logout(request, "../login/")
 
 
 async def _refused(request: Request, error: Exception) -> Response:

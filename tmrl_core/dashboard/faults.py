@@ -189,16 +189,8 @@ def _of_workers(scene: Scene, seen: Seen) -> Iterator[Fault]:
                 "Start it with the same configuration and environment as the trainer.",
             )
 
-    def silence(worker: WorkerScene) -> float:
-        since = worker.since_s if worker.last_sample_s is None else worker.last_sample_s
-        return since + seen.scene_age_s
-
-    def is_silent(worker: WorkerScene) -> bool:
-        waits = bool(worker.waits or worker.paused or worker.refused)
-        return not waits and scene.state != "paused" and silence(worker) > SILENT_S
-
-    if silent := are(is_silent):
-        longest = max(silence(worker) for worker in scene.workers if worker.name in silent)
+    if silent := are(lambda worker: is_silent(worker, seen)):
+        longest = max(_silence_s(worker, seen) for worker in scene.workers if worker.name in silent)
         yield Fault(
             "warn",
             f"{_names(silent)} {_have(silent)} sent no samples for {longest:,.0f} s.",
@@ -216,12 +208,24 @@ def _of_workers(scene: Scene, seen: Seen) -> Iterator[Fault]:
         )
 
 
+def _silence_s(worker: WorkerScene, seen: Seen) -> float:
+    since = worker.since_s if worker.last_sample_s is None else worker.last_sample_s
+    return since + seen.scene_age_s
+
+
+def is_silent(worker: WorkerScene, seen: Seen) -> bool:
+    """Return True if a worker sends nothing, and nothing that is known explains it."""
+    explained = worker.waits or worker.paused or worker.refused
+    running = seen.scene is not None and seen.scene.state not in ("paused", "ended")
+    return not explained and running and _silence_s(worker, seen) > SILENT_S
+
+
 def _of_updates(scene: Scene) -> Iterator[Fault]:
     if skipped := scene.values.get("train/updates_skipped"):
         yield Fault(
             "warn",
             f"{skipped:,.0f} updates gave NaN or Inf and were taken back.",
-            "Look at `bad_updates/` in the run's folder; a lower learning rate or smaller rewards help.",
+            "The trainer's log says where; a lower learning rate or smaller rewards help.",
         )
     for event in scene.events:
         if "full" in event.message and "disk" in event.message:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from tmrl_core.config import Config
@@ -22,10 +21,7 @@ def run(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -
         given = folder / "config.yaml"  # the run's own, which its trainer has written
     command = f"-c {given}" if given else ""
     with Dashboard(config, source_of(config, folder), command=command, folder=folder) as made:
-        if options.announce:
-            print(json.dumps({"port": made.port}), flush=True)
-        while not (shutdown.wait(0.5) or made.wait(0)):
-            pass
+        made.serve(shutdown, announce=options.announce)
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tmrl_core.dashboard.faults import SILENT_S, Fault, Seen, faults
+from tmrl_core.dashboard.faults import LATE_SCENE_S, Fault, Seen, faults, is_silent
 from tmrl_core.dashboard.pictures import Shown
 from tmrl_core.dashboard.source import CONNECTED
 from tmrl_core.dashboard.verdict import Verdict, verdict
@@ -111,57 +111,47 @@ def _short(value: float) -> float:
 
 
 def _all_parts(seen: Seen) -> list[Part]:
-    parts = _parts(seen)
-    if not seen.others:
-        return parts
-    each = [parts, *map(_parts, seen.others)]
-    return [_together(f"{kind}s", [one[at] for one in each]) for at, kind in enumerate(("Server", "Trainer"))] + [
-        _workers_together([seen, *seen.others])
-    ]
+    everyone = [seen, *seen.others]
+    servers, trainers = zip(*map(_linked, everyone), strict=True)
+    return [_together("Server", servers), _together("Trainer", trainers), _workers(everyone)]
 
 
 def _together(name: str, parts: Sequence[Part]) -> Part:
     """Return the part of several Servers: the worst level, and how many are well."""
+    if len(parts) == 1:
+        return parts[0]
     worst = min(parts, key=lambda part: _ORDER[part.level])
     well = sum(part.level == "good" for part in parts)
-    return Part(name, worst.level, f"{well} of {len(parts)} in order; {parts[0].text}")
+    return Part(f"{name}s", worst.level, f"{well} of {len(parts)} in order; {parts[0].text}")
 
 
-def _workers_together(seen: Sequence[Seen]) -> Part:
-    rows = [row for one in seen for row in _rows(one)]
-    well = sum(row.level in ("good", "note") for row in rows)
-    level: Level = "bad" if not rows else "good" if well == len(rows) else "warn"
-    return Part("Workers", level, f"{well} of {len(rows)} in order" if rows else "none is linked")
-
-
-def _parts(seen: Seen) -> list[Part]:
+def _linked(seen: Seen) -> tuple[Part, Part]:
+    """Return a Server and its trainer."""
     status, scene = seen.status, seen.scene
     if seen.state != CONNECTED:
-        return [
-            Part("Server", "bad", "not reached"),
-            Part("Trainer", "off", "unknown"),
-            Part("Workers", "off", "unknown"),
-        ]
-    parts = [Part("Server", "good", "linked" if status is None else _server_text(status))]
+        return Part("Server", "bad", "not reached"), Part("Trainer", "off", "unknown")
+    server = Part("Server", "good", "linked" if status is None else _server_text(status))
     peer = None if status is None else next((one for one in status.peers if one.role == "trainer"), None)
     if status is not None and not status.trainer:
-        parts.append(Part("Trainer", "bad", "not linked"))
-    elif scene is not None:
-        late = seen.scene_age_s > 15
-        since = "" if peer is None else f", linked for {clock_text(peer.since_s)}"
-        parts.append(Part("Trainer", "warn" if late else "good", f"{scene.state}{since}"))
-    else:
-        parts.append(Part("Trainer", "note", "linked, no values yet"))
-    rows = _rows(seen)
-    total = max(len(rows) + (scene.workers_left_out if scene else 0), 0 if status is None else status.workers)
+        return server, Part("Trainer", "bad", "not linked")
+    if scene is None:
+        return server, Part("Trainer", "note", "linked, no values yet")
+    since = "" if peer is None else f", linked for {clock_text(peer.since_s)}"
+    return server, Part("Trainer", "warn" if seen.scene_age_s > LATE_SCENE_S else "good", f"{scene.state}{since}")
+
+
+def _workers(everyone: Sequence[Seen]) -> Part:
+    """Return the workers of all Servers."""
+    if all(seen.state != CONNECTED for seen in everyone):
+        return Part("Workers", "off", "unknown")
+    rows = [row for seen in everyone for row in _rows(seen)]
+    left_out = sum(seen.scene.workers_left_out for seen in everyone if seen.scene)
+    total = max(len(rows) + left_out, sum(seen.status.workers for seen in everyone if seen.status))
+    if total == 0:
+        return Part("Workers", "bad", "none is linked")
     well = sum(row.level in ("good", "note") for row in rows)
-    level: Level = "bad" if total == 0 else "good" if well == len(rows) else "warn"
-    text = (
-        "none is linked"
-        if total == 0
-        else f"{well} of {len(rows)} in order" + (f", {total - len(rows)} more not shown" if total > len(rows) else "")
-    )
-    return [*parts, Part("Workers", level, text)]
+    more = f", {total - len(rows)} more not shown" if total > len(rows) else ""
+    return Part("Workers", "good" if well == len(rows) else "warn", f"{well} of {len(rows)} in order{more}")
 
 
 def _records(seen: Seen) -> Part:
@@ -200,7 +190,6 @@ def _by_level(rows: list[Row]) -> list[Row]:
 
 def _row(worker: WorkerScene, seen: Seen) -> Row:
     last = worker.last_sample_s
-    silence = (worker.since_s if last is None else last) + seen.scene_age_s
     level: Level = "good"
     state = "collecting"
     if worker.refused:
@@ -209,7 +198,7 @@ def _row(worker: WorkerScene, seen: Seen) -> Row:
         level, state = "note", "paused"
     elif worker.waits:
         level, state = "note", f"waits: {worker.waits}"
-    elif silence > SILENT_S and not (seen.scene is not None and seen.scene.state in ("paused", "ended")):
+    elif is_silent(worker, seen):
         level, state = "warn", "silent"
     elif worker.drops:
         level, state = "warn", "loses samples"
@@ -229,4 +218,4 @@ def _row(worker: WorkerScene, seen: Seen) -> Row:
 
 
 def _row_of_peer(peer: PeerStatus) -> Row:
-    return Row(name=peer.name, level="off", state="linked to the Server", since_s=round(peer.since_s))
+    return Row(name=peer.name, level="off", state="linked", since_s=round(peer.since_s))

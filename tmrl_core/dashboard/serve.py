@@ -28,7 +28,7 @@ from tmrl_core.errors import MissingExtraError
 from tmrl_core.networking.protocol.telemetry import Scene
 
 try:
-    from tmrl_core.dashboard.app import make_app
+    from tmrl_core.dashboard.app import Pages
     from tmrl_core.dashboard.feed import Feed
     from tmrl_core.dashboard.pictures import Pictures
     from tmrl_core.web.pages import running_pages
@@ -84,7 +84,7 @@ class Dashboard(WebThread):
             return screen(seen, source.history, pictures.list(), may_order=source.may_order)
 
         self._feed = Feed(source, make)
-        app = make_app(
+        pages = Pages(
             source,
             self._feed,
             pictures,
@@ -93,7 +93,7 @@ class Dashboard(WebThread):
             about={"run": config.run.name, "recorded": recorded, "version": __version__},
             links=lambda: running_pages(config, "dashboard"),
         )
-        self._web.load(app, max_connections=section.max_viewers + SPARE_CONNECTIONS)
+        self._web.load(pages.app(), max_connections=section.max_viewers + SPARE_CONNECTIONS)
         self._begin()
         logger.info("the live page of run %s is at %s", config.run.name, self.link)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from tmrl_core.config.sections import Config, Port, Positive, RoomSection, Text, doc, is_loopback
+from tmrl_core.config.sections import Config, Port, Positive, RoomSection, Text, is_loopback
 from tmrl_core.web.pages import Page
 
 
@@ -14,29 +14,19 @@ class DashboardSection(RoomSection, frozen=True, kw_only=True):
 
     key: ClassVar[str] = "dashboard"
 
-    host: Annotated[
-        Text,
-        doc(
-            "Address to listen on. A loopback address: plain HTTP; any other one: HTTPS with the project's "
-            "credentials, and a login with the link that is printed at the start."
-        ),
-    ] = "127.0.0.1"
-    port: Annotated[Port, doc("TCP port. 0: a free one.")] = 8600
-    login: Annotated[
-        bool | None,
-        doc(
-            "true: a login is needed, as on a machine of several people or behind a reverse proxy. null: only if "
-            "`host` is no loopback address, where false is not allowed."
-        ),
-    ] = None
-    hosts: Annotated[
-        tuple[Text, ...],
-        doc(
-            "Names besides `localhost` under which browsers reach the page over plain HTTP, such as that of a reverse "
-            "proxy; requests to other names are refused (421)."
-        ),
-    ] = ()
-    max_viewers: Annotated[Positive, doc("Maximum number of pages that are open at a time.")] = 32
+    host: Text = "127.0.0.1"
+    """Address to listen on. A loopback address: plain HTTP; any other one: HTTPS with the project's credentials, and a
+    login with the link that is printed at the start."""
+    port: Port = 8600
+    """TCP port. 0: a free one."""
+    login: bool | None = None
+    """true: a login is needed, as on a machine of several people or behind a reverse proxy. null: only if `host` is no
+    loopback address, where false is not allowed."""
+    hosts: tuple[Text, ...] = ()
+    """Names besides `localhost` under which browsers reach the page over plain HTTP, such as that of a reverse proxy;
+    requests to other names are refused (421)."""
+    max_viewers: Positive = 32
+    """Maximum number of pages that are open at a time."""
 
     @property
     def needs_login(self) -> bool:

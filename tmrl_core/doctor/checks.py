@@ -36,7 +36,7 @@ from tmrl_core.doctor.steps import FailedStepError, Step, from_text
 from tmrl_core.errors import HandshakeError, NetworkError, TmrlError
 from tmrl_core.networking.links.sealing import card_problem, mode_of
 from tmrl_core.networking.protocol.messages import SUPPORTED_VERSIONS, Diagnosis, Probe, plain
-from tmrl_core.networking.security import credentials
+from tmrl_core.networking.security import credentials, tls_contexts
 from tmrl_core.networking.security.added_files import room_of_certificate
 from tmrl_core.networking.security.certificates import CertificateFacts, read_facts
 from tmrl_core.networking.security.handshakes import explain
@@ -286,7 +286,7 @@ class _Examiner:
         assert self._sock is not None
         try:
             folder = credentials.find(self.config.network.credentials_dir)
-            context = credentials.client_context(
+            context = tls_contexts.client_context(
                 folder, machine.link_role(self.role), has_token=True
             )  # the token was checked before
         except TmrlError as exc:

@@ -11,7 +11,7 @@ from typing import Any
 from tmrl_core.config import Config, is_own, locate, resolve_with
 from tmrl_core.doctor.steps import FailedStepError, from_text
 from tmrl_core.errors import CredentialsError, TmrlError
-from tmrl_core.networking.security import credentials
+from tmrl_core.networking.security import tls_contexts
 from tmrl_core.networking.security.certificates import is_issued, read_facts
 from tmrl_core.networking.security.handshakes import BUNDLE, identity_of
 from tmrl_core.networking.security.secret_files import need, read_file
@@ -105,10 +105,10 @@ def proof(folder: Path, role: CertifiedRole, token: str | None) -> str:
     """
     now = datetime.now(timezone.utc)
     try:
-        credentials.client_context(
+        tls_contexts.client_context(
             folder, link_role(role), has_token=token is not None
         )  # raises every error that a role would raise
-        from_folder = credentials.token_for(folder, link_role(role))
+        from_folder = tls_contexts.token_for(folder, link_role(role))
         ca, own = _certificates(folder, role)
         authority = read_facts(ca)
         facts = None if own is None else read_facts(own)

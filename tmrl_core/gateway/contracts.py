@@ -80,7 +80,7 @@ class GatewayAgent(Protocol):
 
     @property
     def saves_folder(self) -> Path | None:
-        """Folder of the agent's saves (zip files); None if the agent keeps none."""
+        """Folder of the agent's saves (`*.save`); None if the agent keeps none."""
 
     async def start(self) -> None:
         """Begin to work; called once, before the first session."""

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from html import escape
 from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -38,8 +38,8 @@ from tmrl_core.web.pages import Link
 logger = logging.getLogger(__name__)
 
 _COOKIE = "tmrl_owner"
-_MOST_FORM_BYTES = 10_000
 _CURVE_S = 10.0
+Handler = Callable[[Request], Awaitable[Response]]
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'self'; style-src 'unsafe-inline'; frame-ancestors 'none'",
@@ -98,9 +98,9 @@ class OwnerPages:
             Mount(
                 "/owner",
                 routes=[
-                    Route("/", self._page),
-                    Route("/login/", self._login, methods=["POST"]),
-                    Route("/logout/", self._logout, methods=["POST"]),
+                    Route("/", _with_headers(self._page)),
+                    Route("/login/", _with_headers(self._login), methods=["POST"]),
+                    Route("/logout/", _with_headers(self._logout), methods=["POST"]),
                     Route("/sessions/", self._private(self._list_sessions)),
                     Route("/agents/", self._private(self._list_agents)),
                     Route("/agents/{agent}/episodes.csv", self._private(self._csv)),
@@ -114,62 +114,38 @@ class OwnerPages:
 
     # --- admission ---
 
-    def _private(self, handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def _private(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
-            self._check(request)
-            response = await handler(request)
-            response.headers.update(_HEADERS)
-            return response
+            if not self._logins.bearer(request):
+                if not self._logins.holds(request):
+                    raise HTTPException(
+                        401,
+                        "the owner's pages need the owner's token: `Authorization: Bearer TOKEN`, or the login at "
+                        "/owner/",
+                        headers={"WWW-Authenticate": "Bearer"},
+                    )
+                if request.method != "GET":
+                    check_origin(request, "the owner's pages of this gateway")
+            return await handler(request)
 
-        return guarded
-
-    def _check(self, request: Request) -> None:
-        if self._logins.bearer(request):
-            return
-        if not self._logins.holds(request):
-            raise HTTPException(
-                401,
-                "the owner's pages need the owner's token: `Authorization: Bearer TOKEN`, or the login at /owner/",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-        if request.method != "GET":
-            self._check_origin(request)
-
-    @staticmethod
-    def _check_origin(request: Request) -> None:
-        check_origin(request, "the owner's pages of this gateway")
+        return _with_headers(guarded)
 
     async def _login(self, request: Request) -> Response:
-        self._check_origin(request)
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > _MOST_FORM_BYTES:
-                raise HTTPException(413, f"the login form is larger than {_MOST_FORM_BYTES} bytes")
-        try:
-            self._logins.check_token(parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip())
-        except HTTPException as error:
-            return HTMLResponse(_login_page("./", error.detail), error.status_code, headers=_HEADERS)
-        response = RedirectResponse("../", 303, headers=_HEADERS)
-        self._logins.open(request, response)
-        return response
+        return await self._logins.login(request, lambda error: _login_page("./", error), "../")
 
     async def _logout(self, request: Request) -> Response:
-        self._check_origin(request)
-        response = RedirectResponse("../", 303, headers=_HEADERS)
-        self._logins.close(request, response)
-        return response
+        return self._logins.logout(request, "../")
 
     # --- pages ---
 
     async def _page(self, request: Request) -> Response:
         if not self._logins.holds(request):
-            return HTMLResponse(_login_page("login/"), headers=_HEADERS)
+            return HTMLResponse(_login_page("login/"))
         agents = [
             (agent, self._episodes.path(agent.name).exists(), await asyncio.to_thread(_saves, agent))
             for agent in self._agents.values()
         ]
-        return HTMLResponse(_overview(agents, self._sessions(), await self._links()), headers=_HEADERS)
+        return HTMLResponse(_overview(agents, self._sessions(), await self._links()))
 
     async def _list_sessions(self, request: Request) -> Response:
         return JSONResponse({"sessions": [asdict(session) for session in self._sessions()]})
@@ -210,7 +186,7 @@ class OwnerPages:
         assert agent.saves_folder is not None
         path = agent.saves_folder / name
         if request.method == "GET":
-            return FileResponse(path, media_type="application/zip", filename=f"{agent.name}_{name}")
+            return FileResponse(path, media_type="application/octet-stream", filename=f"{agent.name}_{name}")
         try:
             await asyncio.to_thread(os.remove, path)
         except FileNotFoundError:
@@ -229,10 +205,19 @@ class OwnerPages:
         return self._agents[name]
 
 
+def _with_headers(handler: Handler) -> Handler:
+    async def answer(request: Request) -> Response:
+        response = await handler(request)
+        response.headers.update(_HEADERS)
+        return response
+
+    return answer
+
+
 def _saves(agent: GatewayAgent) -> list[dict[str, Any]]:
     """Return name, size and time of each save, newest first."""
     found = []
-    for path in agent.saves_folder.glob("*.zip") if agent.saves_folder is not None else ():
+    for path in agent.saves_folder.glob("*.save") if agent.saves_folder is not None else ():
         try:
             about = path.lstat()
         except OSError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from tmrl_core.config import Config
 from tmrl_core.roles.role import Role, one_thread
@@ -19,10 +18,7 @@ def run(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -
     from tmrl_core.gateway.serve import Gateway
 
     with Gateway(config) as made:
-        if options.announce:
-            print(json.dumps({"port": made.port}), flush=True)
-        while not (shutdown.wait(0.5) or made.wait(0)):
-            pass
+        made.serve(shutdown, announce=options.announce)
     return 0
 
 

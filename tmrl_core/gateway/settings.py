@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from msgspec import field
 
@@ -11,7 +11,6 @@ from tmrl_core.config.sections import (
     AgentSection,
     Config,
     Count,
-    Kwargs,
     Port,
     Positive,
     PositiveSeconds,
@@ -19,76 +18,46 @@ from tmrl_core.config.sections import (
     RoomSection,
     Section,
     Text,
-    doc,
 )
 from tmrl_core.web.pages import Page
-
-
-class StableBaselinesSection(Section, frozen=True, kw_only=True):
-    """An algorithm of stable-baselines3 (extra `sb3`) instead of a built-in one."""
-
-    algorithm: Annotated[Text, doc("Off-policy algorithm: `DQN`, `SAC`, `TD3` or `DDPG`.")] = "DQN"
-    policy: Annotated[Text, doc("Policy class of stable-baselines3: `MlpPolicy` or `MultiInputPolicy`.")] = "MlpPolicy"
-    kwargs: Annotated[
-        Kwargs,
-        doc(
-            "Keyword arguments of the algorithm. `buffer_size`, `batch_size` and `learning_starts` default to "
-            "`capacity`, `batch_size` and `start_training` of the agent. `action_noise` is a number: the standard "
-            "deviation of Gaussian noise on actions scaled to [-1, 1]."
-        ),
-    ] = field(default_factory=dict)
-    schedule_steps: Annotated[
-        Positive,
-        doc(
-            "Steps over which the algorithm's schedules run, such as that of DQN's `exploration_fraction`, since a "
-            "session has no end."
-        ),
-    ] = 50_000
 
 
 class GatewayAgentSection(Section, frozen=True, kw_only=True):
     """One agent of the gateway. API keys name the agent that their sessions train."""
 
-    mode: Annotated[
-        Literal["central", "advice"],
-        doc(
-            "`central`: all sessions feed the run's Trainer and act with its latest policy, as `environment`, `actor` "
-            "and `agent` configure it; one agent at most. `advice`: each session has its own learner; running "
-            "sessions advise each other and share their saves."
-        ),
-    ] = "central"
-    enable_learning: Annotated[bool, doc("false: sessions only act, without exploration; nothing is recorded.")] = True
-    env_id: Annotated[
-        Text | None,
-        doc("advice: Gymnasium id of an environment with the spaces of the client's. null: the spaces below."),
-    ] = None
-    observation_space: Annotated[
-        Any,
-        doc(
-            "advice: a number n: Discrete(n); `[shape, low, high]`: a Box of float32; a mapping: a Dict space. null: "
-            "the spaces of `environment`."
-        ),
-    ] = None
-    action_space: Annotated[Any, doc("advice: likewise.")] = None
-    actor: Annotated[ActorSection | None, doc("advice: the policy. null: `actor`.")] = None
-    agent: Annotated[AgentSection | None, doc("advice: the learner. null: `agent`.")] = None
-    stable_baselines3: Annotated[
-        StableBaselinesSection | None, doc("advice: an algorithm of stable-baselines3 learns instead.")
-    ] = None
-    capacity: Annotated[Positive, doc("advice: samples in the memory of a session's learner.")] = 50_000
-    batch_size: Annotated[Positive, doc("advice: transitions per batch.")] = 128
-    start_training: Annotated[Count, doc("advice: samples before the first update of a learner.")] = 500
-    updates_per_step: Annotated[
-        Ratio, doc("advice: updates per step of the session. stable-baselines3 has its own.")
-    ] = 0.5
-    temperature: Annotated[
-        PositiveSeconds, doc("advice: a policy of Q-values advises with softmax(Q / temperature).")
-    ] = 1.0
-    max_advisors: Annotated[
-        Count, doc("advice: number of other sessions that advise one session, the most trained first. 0: no advice.")
-    ] = 4
-    save_every_steps: Annotated[Positive, doc("advice: steps of a session between two saves of its learner.")] = 1000
-    keep_saves: Annotated[Positive, doc("advice: number of recent saves to keep.")] = 5
+    mode: Literal["central", "advice"] = "central"
+    """`central`: all sessions feed the run's Trainer and act with its latest policy, as `environment`, `actor` and
+    `agent` configure it; one agent at most. `advice`: each session has its own learner; running sessions advise each
+    other and share their saves."""
+    enable_learning: bool = True
+    """false: sessions only act, without exploration; nothing is recorded."""
+    env_id: Text | None = None
+    """advice: Gymnasium id of an environment with the spaces of the client's. null: the spaces below."""
+    observation_space: Any = None
+    """advice: a number n: Discrete(n); `[shape, low, high]`: a Box of float32; a mapping: a Dict space. null: the
+    spaces of `environment`."""
+    action_space: Any = None
+    """advice: likewise."""
+    actor: ActorSection | None = None
+    """advice: the policy. null: `actor`."""
+    agent: AgentSection | None = None
+    """advice: the learner. null: `agent`."""
+    capacity: Positive = 50_000
+    """advice: samples in the memory of a session's learner."""
+    batch_size: Positive = 128
+    """advice: transitions per batch."""
+    start_training: Count = 500
+    """advice: samples before the first update of a learner."""
+    updates_per_step: Ratio = 0.5
+    """advice: updates per step of the session."""
+    temperature: PositiveSeconds = 1.0
+    """advice: a policy of Q-values advises with softmax(Q / temperature)."""
+    max_advisors: Count = 4
+    """advice: number of other sessions that advise one session, the most trained first. 0: no advice."""
+    save_every_steps: Positive = 1000
+    """advice: steps of a session between two saves of its learner."""
+    keep_saves: Positive = 5
+    """advice: number of recent saves to keep."""
 
 
 class GatewaySection(RoomSection, frozen=True, kw_only=True):
@@ -96,49 +65,32 @@ class GatewaySection(RoomSection, frozen=True, kw_only=True):
 
     key: ClassVar[str] = "gateway"
 
-    host: Annotated[
-        Text,
-        doc(
-            "Address to listen on. A loopback address: plain HTTP; any other one: HTTPS with the project's credentials."
-        ),
-    ] = "127.0.0.1"
-    port: Annotated[Port, doc("TCP port. 0: a free one.")] = 8000
-    origins: Annotated[
-        tuple[Text, ...], doc("Origins of web pages that may use the gateway from a browser, such as `https://a.org`.")
-    ] = ()
-    hosts: Annotated[
-        tuple[Text, ...],
-        doc(
-            "Names besides `localhost` under which clients reach the gateway over plain HTTP, such as that of a "
-            "reverse proxy; requests to other names are refused (421)."
-        ),
-    ] = ()
-    agents: Annotated[dict[Text, GatewayAgentSection], doc("Agents by name. Empty: one central agent, `default`.")] = (
-        field(default_factory=dict)
-    )
-    max_sessions: Annotated[Positive, doc("Maximum number of open sessions.")] = 2000
-    max_sessions_per_key: Annotated[
-        Positive,
-        doc("Maximum number of open sessions of one API key. Then a session that is idle for a minute makes room."),
-    ] = 500
-    max_steps_per_key_per_s: Annotated[
-        PositiveSeconds | None, doc("Maximum steps of one API key per second; more are refused (429). null: no limit.")
-    ] = None
-    idle_s: Annotated[PositiveSeconds, doc("Seconds without a request after which a session ends.")] = 3600.0
-    max_body_bytes: Annotated[
-        Positive | None,
-        doc("Maximum size of a request. null: 64 KiB, and 64 bytes for each number of the largest observation."),
-    ] = None
-    max_number: Annotated[
-        Ratio,
-        doc(
-            "Maximum absolute value of a reward, and of the numbers in a Box observation. Larger ones are refused "
-            "(400): a few of them make all updates of the agent infinite, which ends its trainer."
-        ),
-    ] = 1e6
-    send_every: Annotated[
-        Positive, doc("central: send the samples of a session every n steps, also in an episode.")
-    ] = 100
+    host: Text = "127.0.0.1"
+    """Address to listen on. A loopback address: plain HTTP; any other one: HTTPS with the project's credentials."""
+    port: Port = 8000
+    """TCP port. 0: a free one."""
+    origins: tuple[Text, ...] = ()
+    """Origins of web pages that may use the gateway from a browser, such as `https://a.org`."""
+    hosts: tuple[Text, ...] = ()
+    """Names besides `localhost` under which clients reach the gateway over plain HTTP, such as that of a reverse proxy;
+    requests to other names are refused (421)."""
+    agents: dict[Text, GatewayAgentSection] = field(default_factory=dict)
+    """Agents by name. Empty: one central agent, `default`."""
+    max_sessions: Positive = 2000
+    """Maximum number of open sessions."""
+    max_sessions_per_key: Positive = 500
+    """Maximum number of open sessions of one API key. Then a session that is idle for a minute makes room."""
+    max_steps_per_key_per_s: PositiveSeconds | None = None
+    """Maximum steps of one API key per second; more are refused (429). null: no limit."""
+    idle_s: PositiveSeconds = 3600.0
+    """Seconds without a request after which a session ends."""
+    max_body_bytes: Positive | None = None
+    """Maximum size of a request. null: 64 KiB, and 64 bytes for each number of the largest observation."""
+    max_number: Ratio = 1e6
+    """Maximum absolute value of a reward, and of the numbers in a Box observation. Larger ones are refused (400): a few
+    of them make all updates of the agent infinite, which ends its trainer."""
+    send_every: Positive = 100
+    """central: send the samples of a session every n steps, also in an episode."""
 
 
 def gateway_section(config: Config) -> GatewaySection:

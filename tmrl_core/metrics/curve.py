@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics import names
+from tmrl_core.metrics.figure import FAINT, INK, new_figure, style_axes, write
 from tmrl_core.metrics.reading import read_records
 from tmrl_core.metrics.records import Axis, MetricRecord
 from tmrl_core.metrics.text import clock_text, return_text
@@ -21,9 +21,6 @@ from tmrl_core.metrics.text import clock_text, return_text
 _Floats = npt.NDArray[np.float64]
 
 # Colours that also differ in lightness, so that they can be told apart in grey and with colour-blind eyes.
-_INK = "#1f2933"
-_FAINT = "#7b8794"
-_GRID = "#e4e7eb"
 _TRAIN = "#4c78a8"
 _TRAIN_POINT = "#9db9d6"
 _TEST = "#e39b2d"
@@ -75,10 +72,7 @@ def draw(
             return_target = record.number(names.RETURN_TARGET)
     _draw(figure, records, run_name or folder.resolve().name, return_target, x_axis, "workers")
     path = folder / "learning_curve.png"
-    # A reader sees the old or the new picture, never an incomplete one.
-    partial = folder / ".learning_curve.partial.png"
-    figure.savefig(partial, format="png")
-    os.replace(partial, path)
+    write(figure, path)
     return path
 
 
@@ -102,16 +96,7 @@ def picture(records: Sequence[MetricRecord], title: str, *, collectors: str, ext
 
 
 def _figure(extra: str) -> Any:
-    try:
-        # matplotlib.pyplot is avoided, because it chooses a window system and keeps every figure.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", extra, "Drawing the learning curve") from error
-
-    figure = Figure(figsize=(9.6, 6.4), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
+    return new_figure("Drawing the learning curve", 9.6, 6.4, extra=extra)
 
 
 def _draw(
@@ -128,15 +113,15 @@ def _draw(
     figure.subplots_adjust(left=0.095, right=0.905, top=0.845, bottom=0.09)
     _draw_returns(upper, series, return_target, collectors)
     _draw_rates(lower, series)
-    lower.set_xlabel(series.axis_label, color=_INK)
+    lower.set_xlabel(series.axis_label, color=INK)
     if series.last_x > 0:
         lower.set_xlim(0, series.last_x * 1.015)
         lower.xaxis.get_major_locator().set_params(integer=series.axis != "wall_time")
         lower.xaxis.set_major_formatter(lambda x, _: f"{x:,.6g}")
     else:
         lower.set_xticks([])
-    figure.text(0.095, 0.947, title, fontsize=15, fontweight="bold", color=_INK)
-    figure.text(0.095, 0.91, _summary(records, series), fontsize=9.5, color=_FAINT)
+    figure.text(0.095, 0.947, title, fontsize=15, fontweight="bold", color=INK)
+    figure.text(0.095, 0.91, _summary(records, series), fontsize=9.5, color=FAINT)
 
 
 def latest_run(records: Sequence[MetricRecord]) -> Sequence[MetricRecord]:
@@ -223,8 +208,8 @@ def _draw_returns(axes: Any, series: _Series, return_target: float | None, colle
     if not len(test):
         test_x, test = series.of(["round"], names.RETURN_TEST)
 
-    _style(axes)
-    axes.set_ylabel("return of an episode", color=_INK)
+    style_axes(axes)
+    axes.set_ylabel("return of an episode", color=INK)
     axes.tick_params(labelbottom=False)
     if len(train):
         _draw_training(axes, train_x, train, series.workers(), collectors)
@@ -256,7 +241,7 @@ def _draw_returns(axes: Any, series: _Series, return_target: float | None, colle
         return
     axes.yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}".replace("-", _MINUS))
     axes.legend(
-        loc="lower left", bbox_to_anchor=(-0.012, 1.0), ncols=4, frameon=False, fontsize=9, labelcolor=_INK,
+        loc="lower left", bbox_to_anchor=(-0.012, 1.0), ncols=4, frameon=False, fontsize=9, labelcolor=INK,
         handletextpad=0.5, columnspacing=1.8,
     )  # fmt: skip
 
@@ -314,7 +299,7 @@ def _limit_returns(axes: Any, train: _Floats, strong: Sequence[_Floats]) -> None
 
 
 def _draw_rates(axes: Any, series: _Series) -> None:
-    _style(axes)
+    style_axes(axes)
     rates = _lines(series, ((names.SAMPLES_PER_S, "samples/s", _SAMPLES), (names.UPDATES_PER_S, "updates/s", _UPDATES)))
     lags = _lines(series, ((names.POLICY_LAG_MEAN, "mean", _SAMPLES), (names.POLICY_LAG_MAX, "highest", _UPDATES)))
     lines = rates or lags
@@ -341,7 +326,7 @@ def _draw_rates(axes: Any, series: _Series) -> None:
             for spine in side.spines.values():
                 spine.set_visible(False)
     if together:
-        axes.set_ylabel("per second" if rates else "policy lag\n(versions)", color=_INK)
+        axes.set_ylabel("per second" if rates else "policy lag\n(versions)", color=INK)
         axes.legend(
             loc="lower right", bbox_to_anchor=(1.0, 0.97), ncols=2, frameon=False, fontsize=9, labelcolor="linecolor",
             borderaxespad=0.2, handlelength=1.2, handletextpad=0.5, columnspacing=1.5,
@@ -360,22 +345,13 @@ def _lines(series: _Series, wanted: Sequence[tuple[str, str, str]]) -> list[tupl
 
 
 def _say_empty(axes: Any, text: str) -> None:
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=_FAINT, fontsize=11)
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=FAINT, fontsize=11)
     axes.set_yticks([])
     axes.grid(visible=False)
 
 
 def _number(value: float) -> str:
     return return_text(float(value)).replace("-", _MINUS)
-
-
-def _style(axes: Any) -> None:
-    axes.grid(True, color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(_GRID)
-    axes.tick_params(colors=_INK, labelsize=9, length=0, pad=5)
 
 
 def _summary(records: Sequence[MetricRecord], series: _Series) -> str:

@@ -10,9 +10,8 @@
 # panel and one line; `LiveProgress` puts one of them on a terminal or into a log.
 #
 # Memory is bounded, however long the run and whatever its workers say. Values are kept by name, only for the names of
-# the vocabulary (workers invent others). Returns go into a `Trace` of 512 means: when it is full, neighbours are
-# averaged, and each new mean is of twice as many values. In numbers: after 512 episodes it has 256 means of two, after
-# 1,024 episodes 256 means of four. The curve keeps its shape, and adding is O(1) on average.
+# the vocabulary (workers invent others). Returns go into a `Curve` (curves.py) of at most 512 means, which keeps its
+# shape, and adding to which is O(1) on average.
 #
 # Times: the records' `elapsed_s` is monotonic over resumes, and the display's clock only says how long ago the last one
 # came. `_started_s` moves back only, except at a new start: a record that was read late must not set the clock back.
@@ -42,6 +41,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tmrl_core.metrics import names
+from tmrl_core.metrics.curves import Curve, Point
 from tmrl_core.metrics.reading import RecordReader
 from tmrl_core.metrics.records import MetricRecord, Value
 from tmrl_core.metrics.text import bytes_text, clock_text, number_text, return_text
@@ -54,6 +54,7 @@ _WIDEST: Final = 100
 _RATE_WINDOW_S: Final = 10.0
 # Few enough that the mean follows the policy, and enough to hide a single bad episode.
 _RECENT: Final = 10
+_MOST_MEANS: Final = 512
 
 
 class ProgressDisplay:
@@ -94,8 +95,9 @@ class ProgressDisplay:
         self._latest: dict[str, Value] = {}
         self._workers: set[str] = set()
         self._window: deque[tuple[float, float, int]] = deque()
-        self._train = Trace()
-        self._test = Trace()
+        self._train = Curve(most=_MOST_MEANS)
+        self._test = Curve(most=_MOST_MEANS)
+        self._last_test: float | None = None
         self._recent_train: deque[float] = deque(maxlen=_RECENT)
         self._evaluations: deque[MetricRecord] = deque(maxlen=200)
         self._best: float | None = None
@@ -135,10 +137,11 @@ class ProgressDisplay:
                 self._window.popleft()
         if record.kind == "episode" and not record.is_cut:
             if (train := record.number(names.RETURN_TRAIN)) is not None:
-                self._train.add(train)
+                self._train.add(Point(record.env_steps or 0, record.elapsed_s, train))
                 self._recent_train.append(train)
             if (test := record.number(names.RETURN_TEST)) is not None:
-                self._test.add(test)
+                self._test.add(Point(record.env_steps or 0, record.elapsed_s, test))
+                self._last_test = test
         if record.kind == "evaluation" and (mean := record.number(names.RETURN_EVALUATION)) is not None:
             self._evaluations.append(record)
             self._best = mean if self._best is None else max(self._best, mean)
@@ -209,8 +212,8 @@ class ProgressDisplay:
         ]
         if self._recent_train:
             parts.append(f"train {return_text(self._train_mean())}")
-        if (test := self._test.last) is not None:
-            parts.append(f"test {return_text(test)}")
+        if self._last_test is not None:
+            parts.append(f"test {return_text(self._last_test)}")
         if self._evaluations:
             last = self._evaluations[-1].number(names.RETURN_EVALUATION)
             parts.append(f"evaluation {return_text(last, self.return_target)}")
@@ -320,7 +323,7 @@ class ProgressDisplay:
             train = Text(return_text(self._train_mean()))
             train.append(f"  latest {len(self._recent_train)}", style="dim")
         table.add_row("training return", train)
-        test = self._test.last
+        test = self._last_test
         table.add_row("test return", none if test is None else Text(return_text(test)))
         evaluation = none
         state = self._target_state()
@@ -354,11 +357,11 @@ class ProgressDisplay:
         room = max(10, width - 11 - 2 * 9 - 4)
         evaluations = [record.number(names.RETURN_EVALUATION) or 0.0 for record in self._evaluations]
         rows = [
-            ("training", self._train.values(room), "blue"),
-            ("test", self._test.values(room), "yellow"),
-            ("evaluation", shrink(evaluations, room), "magenta"),
+            ("training", [point.value for point in self._train.points(_MOST_MEANS)], "blue"),
+            ("test", [point.value for point in self._test.points(_MOST_MEANS)], "yellow"),
+            ("evaluation", evaluations, "magenta"),
         ]
-        shown = [(label, values, color) for label, values, color in rows if len(values) >= 2]
+        shown = [(label, shrink(values, room), color) for label, values, color in rows if len(values) >= 2]
         if shown:
             # One scale: rows with scales of their own would look alike whatever their values.
             low = min(min(values) for _, values, _ in shown)
@@ -410,42 +413,6 @@ class ProgressDisplay:
         return value if isinstance(value, str) and self.phase != "done" else ""
 
 
-class Trace:
-    """A series of the whole run in bounded memory. When it is full, neighbouring values are averaged.
-
-    Args:
-        limit: maximum number of values; even.
-    """
-
-    def __init__(self, limit: int = 512) -> None:
-        self.last: float | None = None
-        self._limit = limit
-        self._means: list[float] = []
-        self._of_each = 1
-        self._sum = 0.0
-        self._summed = 0
-
-    def add(self, value: float) -> None:
-        """Add the newest value."""
-        self.last = value
-        self._sum += value
-        self._summed += 1
-        if self._summed == self._of_each:
-            self._means.append(self._sum / self._summed)
-            self._sum, self._summed = 0.0, 0
-            if len(self._means) == self._limit:
-                pairs = zip(self._means[::2], self._means[1::2], strict=True)
-                self._means = [(first + second) / 2 for first, second in pairs]
-                self._of_each *= 2
-
-    def values(self, room: int) -> list[float]:
-        """Return the series as at most `room` means, oldest first."""
-        values = list(self._means)
-        if self._summed:
-            values.append(self._sum / self._summed)
-        return shrink(values, room)
-
-
 def shrink(values: Sequence[float], room: int) -> list[float]:
     """Return at most `room` means of neighbouring values, or the values themselves if they fit."""
     count = len(values)
@@ -493,6 +460,7 @@ class LiveProgress:
         self._line_every_s = line_every_s
         self._clock = clock
         self._next_line_s = clock()
+        self._line = ""
         self._live: Live | None = None
 
     def __enter__(self) -> LiveProgress:
@@ -526,7 +494,10 @@ class LiveProgress:
                 self._print_line()
 
     def _print_line(self) -> None:
-        self.console.print(self.display.line(), markup=False, highlight=False, soft_wrap=True)
+        line, before = self.display.line(), self._line
+        if line != before:  # a run that has ended says so once, however long its roles take to end
+            self._line = line
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _two_columns(labels: int) -> Table:

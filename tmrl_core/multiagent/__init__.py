@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tmrl_core.multiagent.assembly import Assembly as Assembly
     from tmrl_core.multiagent.assembly import PolicySettings as PolicySettings
     from tmrl_core.multiagent.environment import EventEnvironment as EventEnvironment
-    from tmrl_core.multiagent.exploration import AdaptiveExplorer as AdaptiveExplorer
     from tmrl_core.multiagent.exploration import Explorer as Explorer
     from tmrl_core.multiagent.exploration import LinearExplorer as LinearExplorer
     from tmrl_core.multiagent.exploration import TwoPhaseLinearExplorer as TwoPhaseLinearExplorer
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from tmrl_core.multiagent.learner import Learner as Learner
     from tmrl_core.multiagent.learner import episode_seeds as episode_seeds
     from tmrl_core.multiagent.manager import AgentManager as AgentManager
-    from tmrl_core.multiagent.pettingzoo import EventAECEnv as EventAECEnv
     from tmrl_core.multiagent.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
     from tmrl_core.multiagent.remote import RemoteActor as RemoteActor
     from tmrl_core.multiagent.settings import AgentParameters as AgentParameters
@@ -64,7 +62,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "algorithms.training_agent": "TrainingAgentAlgorithm",
         "assembly": "Assembly PolicySettings",
         "environment": "EventEnvironment",
-        "exploration": "AdaptiveExplorer Explorer LinearExplorer TwoPhaseLinearExplorer",
+        "exploration": "Explorer LinearExplorer TwoPhaseLinearExplorer",
         "learner": "EarlyStopping EpisodeResult Learner episode_seeds",
         "manager": "AgentManager",
         "remote": "RemoteActor",
@@ -74,5 +72,5 @@ __all__, __getattr__, __dir__ = lazy_names(
         "training": "MultiAgentTraining remote_actor",
         "trajectory": "Decision Trajectory",
     },
-    hidden={"pettingzoo": "EventAECEnv PettingZooEnvironment"},
+    hidden={"pettingzoo": "PettingZooEnvironment"},
 )

@@ -44,7 +44,7 @@ from tmrl_core.decodable import decodable
 from tmrl_core.errors import CodecError, SampleRefusedError
 from tmrl_core.multiagent.trajectory import Columns, Experiences
 from tmrl_core.samples import Chunk, Segment, Version, decode_value, encode_value
-from tmrl_core.samples.columns import Tree
+from tmrl_core.samples.columns import Tree, join_trees
 from tmrl_core.samples.concatenation import same_layout
 from tmrl_core.samples.segments import NO_VERSION
 
@@ -354,22 +354,9 @@ def _columns_of(name: str, keys: Sequence[str], parts: Sequence[Chunk]) -> Colum
         )
     if not all(same_layout(first, part) for part in parts[1:]):
         raise SampleRefusedError(f"the experiences of agent {name!r:.100} differ in structure, dtype or shape")
-    return {key: joined([_column_of(part, key) for part in parts]) for key in keys}
+    return {key: join_trees([_column_of(part, key) for part in parts]) for key in keys}
 
 
 def _column_of(part: Chunk, key: str) -> Tree:
     fields = {STATE: part.observation, ACTION: part.action, REWARD: part.reward}
     return fields[key] if key in fields else part.extras[key]
-
-
-def joined(trees: Sequence[Any]) -> Any:
-    """Return copies of trees of one layout, joined row by row."""
-    first = trees[0]
-    if isinstance(first, np.ndarray):
-        # Without the dtype, NumPy would change the byte order to its own.
-        return np.concatenate(trees, dtype=first.dtype)
-    if isinstance(first, dict):
-        return {key: joined([tree[key] for tree in trees]) for key in first}
-    if isinstance(first, tuple):
-        return tuple([joined(children) for children in zip(*trees, strict=True)])
-    return [value for tree in trees for value in tree]

@@ -1,4 +1,4 @@
-"""PettingZoo's environments as event environments, and event environments as PettingZoo's. Needs the extra `marl`."""
+"""PettingZoo's environments as event environments. Needs the extra `marl`."""
 
 # Theory of operation
 #
@@ -15,25 +15,21 @@
 # with None, and their observation becomes the final event of a truncated agent, from which learning bootstraps.
 #
 # Observations and infos are copied, because environments reuse their arrays.
-#
-# `EventAECEnv` is the other direction, for tools that take PettingZoo's environments.
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
-from gymnasium.wrappers.utils import create_zero_array
 
 from tmrl_core.config.references import resolve
-from tmrl_core.errors import ConfigError, EpisodeError, MissingExtraError
+from tmrl_core.errors import ConfigError, MissingExtraError
 from tmrl_core.multiagent.environment import EventEnvironment
 from tmrl_core.multiagent.parallel_turns import ParallelTurns
-from tmrl_core.multiagent.shapers import ActionShaper, StateShaper
 
 try:
     from pettingzoo import AECEnv, ParallelEnv, aec_registry, parallel_registry
@@ -203,104 +199,3 @@ def _make(name: str, kwargs: Mapping[str, Any]) -> Any:
         if "unexpected keyword argument" not in str(exc):
             raise
         raise ConfigError(f"environment.kwargs.kwargs: {exc}") from exc
-
-
-class EventAECEnv(AECEnv):  # type: ignore[misc]  # PettingZoo has no types
-    """An event environment as an AEC environment of PettingZoo. Each decision event is a turn.
-
-    Args:
-        env: the event environment. This environment closes it.
-        observation_spaces: by agent. All agents take part from the start.
-        action_spaces: by agent.
-        state_shaper: makes the observation of a decision event; None: the event's `state`.
-        action_shaper: makes executable actions; None: an action is executed as it is.
-        reward: a function from metrics and agent to the agent's reward; None: the metrics' `rewards`.
-        name: name in the metadata.
-    """
-
-    def __init__(
-        self,
-        env: EventEnvironment,
-        observation_spaces: Mapping[str, Space[Any]],
-        action_spaces: Mapping[str, Space[Any]],
-        *,
-        state_shaper: StateShaper | None = None,
-        action_shaper: ActionShaper | None = None,
-        reward: Callable[[Any, str], float] | None = None,
-        name: str = "events_v0",
-    ) -> None:
-        super().__init__()
-        self.env = env
-        self.observation_spaces = dict(observation_spaces)
-        self.action_spaces = dict(action_spaces)
-        self.possible_agents = list(observation_spaces)
-        self.metadata = {"name": name, "render_modes": [], "is_parallelizable": False}
-        self.render_mode = None
-        self._state_shaper = state_shaper
-        self._action_shaper = action_shaper
-        self._reward = reward or (lambda metrics, agent: metrics["rewards"].get(agent, 0.0))
-
-    def observation_space(self, agent: str) -> Space[Any]:
-        """Return the space of an agent's observations."""
-        return self.observation_spaces[agent]
-
-    def action_space(self, agent: str) -> Space[Any]:
-        """Return the space of an agent's actions."""
-        return self.action_spaces[agent]
-
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Begin an episode. There are no options."""
-        self.agents = self.possible_agents[:]
-        self.rewards = dict.fromkeys(self.agents, 0.0)
-        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
-        self.terminations = dict.fromkeys(self.agents, False)
-        self.truncations = dict.fromkeys(self.agents, False)
-        self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
-        self._observations = {agent: create_zero_array(space) for agent, space in self.observation_spaces.items()}
-        if seed is not None:
-            self.env.set_seed(seed)
-        self.env.reset()
-        self.agent_selection = self.agents[0]
-        self._go_on(*self.env.step(None))
-
-    def observe(self, agent: str) -> Any:
-        """Return the observation of an agent's last turn; zeros before its first one."""
-        return self._observations[agent]
-
-    def step(self, action: Any) -> None:
-        """Execute the action of the selected agent; None for one that has ended."""
-        agent = self.agent_selection
-        if self.terminations[agent] or self.truncations[agent]:
-            self._was_dead_step(action)
-            return
-        self._cumulative_rewards[agent] = 0.0
-        if self._action_shaper is not None:
-            action = self._action_shaper(action, self._event, self.env.snapshot_list)
-        metrics, event, done = self.env.step(action)
-        self.rewards = {agent: float(self._reward(metrics, agent)) for agent in self.agents}
-        self._accumulate_rewards()
-        self._go_on(metrics, event, done)
-
-    def _go_on(self, metrics: Any, event: Any, done: bool) -> None:
-        """Note which agents have ended, and give the turn to the agent of the event."""
-        said = metrics if isinstance(metrics, Mapping) else {}
-        for agent in self.agents:
-            self.terminations[agent] |= bool(said.get("terminations", {}).get(agent))
-            self.truncations[agent] |= bool(said.get("truncations", {}).get(agent))
-            if done and not (self.terminations[agent] or self.truncations[agent]):
-                self.truncations[agent] = bool(said.get("truncated"))
-                self.terminations[agent] = not self.truncations[agent]
-        if not done:
-            agent = event["agent"] if isinstance(event, Mapping) else event.agent
-            if agent not in self.agents or self.terminations[agent] or self.truncations[agent]:
-                raise EpisodeError(f"the decision event names the agent {agent!r}; live agents are {self.agents}")
-            self._event = event
-            self._observations[agent] = (
-                event.state if self._state_shaper is None else self._state_shaper(event, self.env.snapshot_list)
-            )
-            self.agent_selection = agent
-        self._deads_step_first()
-
-    def close(self) -> None:
-        """Close the event environment."""
-        self.env.close()

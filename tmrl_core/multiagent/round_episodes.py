@@ -40,10 +40,10 @@ import numpy as np
 
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.multiagent.agent import Agent
-from tmrl_core.multiagent.experiences import MAX_EPISODE_BYTES, EpisodeReader, PlayedEpisode, joined
+from tmrl_core.multiagent.experiences import MAX_EPISODE_BYTES, EpisodeReader, PlayedEpisode
 from tmrl_core.multiagent.trajectory import Columns, Experiences, experience_problem
 from tmrl_core.samples import Buffer, Chunk
-from tmrl_core.samples.columns import map_leaves
+from tmrl_core.samples.columns import join_trees, map_leaves
 from tmrl_core.samples.concatenation import continued_segments
 from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.loops.lockstep_round import VIEWED, Round, RoundSegment
@@ -278,4 +278,4 @@ def _rows_of(columns: Columns) -> int:
 def _of_agent(parts: list[Columns]) -> Columns:
     # In columns without rows, dtypes and shapes mean nothing.
     filled = [columns for columns in parts if _rows_of(columns)] or parts[:1]
-    return filled[0] if len(filled) == 1 else joined(filled)
+    return filled[0] if len(filled) == 1 else join_trees(filled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import field
@@ -20,7 +20,6 @@ from tmrl_core.config.sections import (
     Section,
     Share,
     Text,
-    doc,
 )
 from tmrl_core.errors import ConfigError
 from tmrl_core.multiagent.agent_patterns import is_pattern, policy_by_agent
@@ -34,37 +33,29 @@ _COUNTS = (
 class AgentParametersSection(Section, frozen=True, kw_only=True):
     """Storage, sampling and training of the agents of a policy: `tmrl_core.multiagent.AgentParameters`."""
 
-    capacity: Annotated[Positive, doc("Experiences in the policy's own memory; `memories` have their own number.")] = (
-        100_000
-    )
-    overwrite: Annotated[
-        Literal["rolling", "random"], doc("Replaced experiences once that memory is full: the oldest, or random ones.")
-    ] = "rolling"
-    batch_size: Annotated[Positive, doc("Experiences per update.")] = 64
-    sample_by: Annotated[Text | None, doc("Key of the weights by which experiences are sampled. null: uniformly.")] = (
-        None
-    )
-    importance_exponent: Annotated[
-        Share,
-        doc("Exponent of the importance weights of experiences that are sampled by weights, 0 to 1; 0: no correction."),
-    ] = 0.5
-    min_experiences: Annotated[Positive, doc("Experiences in the memory before training starts.")] = 1
-    updates_per_episode: Annotated[Positive, doc("Updates after each round of episodes.")] = 1
-    on_policy: Annotated[
-        bool, doc("Train once on all experiences of the memory, in batches, then clear it. For A2C and PPO.")
-    ] = False
-    epochs: Annotated[Positive, doc("Passes over the experiences, with `on_policy` only.")] = 1
-    sequence_length: Annotated[
-        Positive,
-        doc(
-            "Ticks of a sequence. RecurrentDQNAgent and RecurrentSacAgent learn from sequences, which the other keys "
-            "then count."
-        ),
-    ] = 40
-    sequence_stride: Annotated[
-        Positive | None,
-        doc("Ticks from the beginning of a sequence to that of the next one in its episode. null: half the length."),
-    ] = None
+    capacity: Positive = 100_000
+    """Experiences in the policy's own memory; `memories` have their own number."""
+    overwrite: Literal["rolling", "random"] = "rolling"
+    """Replaced experiences once that memory is full: the oldest, or random ones."""
+    batch_size: Positive = 64
+    """Experiences per update."""
+    sample_by: Text | None = None
+    """Key of the weights by which experiences are sampled. null: uniformly."""
+    importance_exponent: Share = 0.5
+    """Exponent of the importance weights of experiences that are sampled by weights, 0 to 1; 0: no correction."""
+    min_experiences: Positive = 1
+    """Experiences in the memory before training starts."""
+    updates_per_episode: Positive = 1
+    """Updates after each round of episodes."""
+    on_policy: bool = False
+    """Train once on all experiences of the memory, in batches, then clear it. For A2C and PPO."""
+    epochs: Positive = 1
+    """Passes over the experiences, with `on_policy` only."""
+    sequence_length: Positive = 40
+    """Ticks of a sequence. RecurrentDQNAgent and RecurrentSacAgent learn from sequences, which the other keys then
+    count."""
+    sequence_stride: Positive | None = None
+    """Ticks from the beginning of a sequence to that of the next one in its episode. null: half the length."""
 
 
 class AgentParameters(AgentParametersSection, frozen=True, kw_only=True):
@@ -103,53 +94,39 @@ class AgentParameters(AgentParametersSection, frozen=True, kw_only=True):
 class AgentPolicySection(Section, frozen=True, kw_only=True):
     """A policy of many agents. Agents that name the same policy share it."""
 
-    algorithm: Annotated[
-        Reference | None,
-        doc("Callable `(**kwargs)` that makes the algorithm: chooses actions and learns. null: `agent` does."),
-    ] = None
-    agent: Annotated[
-        Reference | None,
-        doc(
-            "Class of a TrainingAgent, such as `tmrl_core.training:DQNAgent`, instead of `algorithm`. Its `kwargs` "
-            "include `observation_space` (of the model states) and `action_space` (of the model actions), written as "
-            "for `gateway.agents`."
-        ),
-    ] = None
-    kwargs: Annotated[Kwargs, doc("Keyword arguments of `algorithm` and `acting`, or of `agent`.")] = field(
-        default_factory=dict
-    )
-    acting: Annotated[
-        Reference | None,
-        doc(
-            "Callable `(**kwargs)` that workers call instead of `algorithm`, for a policy that only acts, such as one "
-            "that needs no torch. Its model has the same format. null: `algorithm`; with `agent`, its policy."
-        ),
-    ] = None
-    memory: Annotated[
-        Text | None,
-        doc("Memory of the experiences; policies that name the same one share it. null: one of its own."),
-    ] = None
-    parameters: Annotated[AgentParametersSection, doc("Storage, sampling and training of its agents.")] = field(
-        default_factory=AgentParametersSection
-    )
+    algorithm: Reference | None = None
+    """Callable `(**kwargs)` that makes the algorithm: chooses actions and learns. null: `agent` does."""
+    agent: Reference | None = None
+    """Class of a TrainingAgent, such as `tmrl_core.training:DQNAgent`, instead of `algorithm`. Its `kwargs` include
+    `observation_space` (of the model states) and `action_space` (of the model actions), written as for
+    `gateway.agents`."""
+    kwargs: Kwargs = field(default_factory=dict)
+    """Keyword arguments of `algorithm` and `acting`, or of `agent`."""
+    acting: Reference | None = None
+    """Callable `(**kwargs)` that workers call instead of `algorithm`, for a policy that only acts, such as one that
+    needs no torch. Its model has the same format. null: `algorithm`; with `agent`, its policy."""
+    memory: Text | None = None
+    """Memory of the experiences; policies that name the same one share it. null: one of its own."""
+    parameters: AgentParametersSection = field(default_factory=AgentParametersSection)
+    """Storage, sampling and training of its agents."""
 
 
 class MemorySettings(Section, frozen=True, kw_only=True):
     """A memory that policies may share: `tmrl_core.multiagent.MemorySettings`."""
 
-    capacity: Annotated[Positive, doc("Maximum number of experiences.")] = 100_000
-    overwrite: Annotated[
-        Literal["rolling", "random"], doc("Replaced experiences once it is full: the oldest, or random ones.")
-    ] = "rolling"
+    capacity: Positive = 100_000
+    """Maximum number of experiences."""
+    overwrite: Literal["rolling", "random"] = "rolling"
+    """Replaced experiences once it is full: the oldest, or random ones."""
 
 
 class AgentExplorationSection(Section, frozen=True, kw_only=True):
     """Exploration of many agents, from episode to episode."""
 
-    cls: Annotated[Reference, doc("Callable `(agent_ids, **kwargs)` that makes the Explorer.")] = (
-        "tmrl_core.multiagent:Explorer"
-    )
-    kwargs: Annotated[Kwargs, doc("Keyword arguments of `cls`.")] = field(default_factory=dict)
+    cls: Reference = "tmrl_core.multiagent:Explorer"
+    """Callable `(agent_ids, **kwargs)` that makes the Explorer."""
+    kwargs: Kwargs = field(default_factory=dict)
+    """Keyword arguments of `cls`."""
 
 
 class MultiAgentSection(RoomSection, frozen=True, kw_only=True):
@@ -167,34 +144,26 @@ class MultiAgentSection(RoomSection, frozen=True, kw_only=True):
     }
     free_names: ClassVar[tuple[str, ...]] = ("multiagent.agents", "multiagent.policies", "multiagent.memories")
 
-    manager: Annotated[
-        Reference,
-        doc("Callable `(mode, agent_ids, *, config, explorer, **kwargs)` that makes the AgentManager of each role."),
-    ] = "tmrl_core.multiagent:AgentManager"
-    kwargs: Annotated[Kwargs, doc("Further keyword arguments of `manager`.")] = field(default_factory=dict)
-    agents: Annotated[
-        dict[Text, Text],
-        doc("Policy by the agent's id, in the order of the ids; or by a pattern of `agent_ids`, such as `port_*`."),
-    ]
-    agent_ids: Annotated[
-        tuple[Text, ...], doc("Ids of all agents, if `agents` has patterns. Empty: the keys of `agents`.")
-    ] = ()
-    policies: Annotated[dict[Text, AgentPolicySection], doc("Policies by name.")]
-    memories: Annotated[dict[Text, MemorySettings], doc("Memories by name.")] = field(default_factory=dict)
-    exploration: Annotated[AgentExplorationSection, doc("Exploration of the agents, from episode to episode.")] = field(
-        default_factory=AgentExplorationSection
-    )
-    test_environment: Annotated[
-        EnvironmentSection | None,
-        doc("Environment of evaluations and `--test`. null: a second one of `environment`."),
-    ] = None
-    max_decisions: Annotated[Positive, doc("Maximum number of decisions of an episode; a longer one is an error.")] = (
-        1_000_000
-    )
-    max_episode_bytes: Annotated[
-        Positive,
-        doc("Maximum size of the experiences of one episode. Workers refuse to send more, and the trainer to take it."),
-    ] = 256 * MIB
+    manager: Reference = "tmrl_core.multiagent:AgentManager"
+    """Callable `(mode, agent_ids, *, config, explorer, **kwargs)` that makes the AgentManager of each role."""
+    kwargs: Kwargs = field(default_factory=dict)
+    """Further keyword arguments of `manager`."""
+    agents: dict[Text, Text]
+    """Policy by the agent's id, in the order of the ids; or by a pattern of `agent_ids`, such as `port_*`."""
+    agent_ids: tuple[Text, ...] = ()
+    """Ids of all agents, if `agents` has patterns. Empty: the keys of `agents`."""
+    policies: dict[Text, AgentPolicySection]
+    """Policies by name."""
+    memories: dict[Text, MemorySettings] = field(default_factory=dict)
+    """Memories by name."""
+    exploration: AgentExplorationSection = field(default_factory=AgentExplorationSection)
+    """Exploration of the agents, from episode to episode."""
+    test_environment: EnvironmentSection | None = None
+    """Environment of evaluations and `--test`. null: a second one of `environment`."""
+    max_decisions: Positive = 1_000_000
+    """Maximum number of decisions of an episode; a longer one is an error."""
+    max_episode_bytes: Positive = 256 * MIB
+    """Maximum size of the experiences of one episode. Workers refuse to send more, and the trainer to take it."""
 
     @property
     def ids(self) -> tuple[str, ...]:

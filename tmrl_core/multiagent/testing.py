@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from tmrl_core.actor.rollout.runner import stacked
 from tmrl_core.errors import WeightsError
 from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 from tmrl_core.multiagent.settings import AgentParameters
@@ -50,15 +51,15 @@ class AlgorithmSuite:
         algorithm.carried = None
         chosen = [algorithm.choose_action_with_extras(state, 0.5) for state in states[:-1]]
         columns = {
-            "state": _columns(states[:-1]),
-            "action": _columns([action for action, _ in chosen]),
+            "state": stacked(states[:-1]),
+            "action": stacked([action for action, _ in chosen]),
             "reward": np.random.default_rng(seed).standard_normal(ROWS).astype(np.float32),
-            "next_state": _columns(states[1:]),
+            "next_state": stacked(states[1:]),
             "discount": np.full(ROWS, 0.99, np.float32),
             "terminated": np.arange(ROWS) == ROWS - 1,
             "truncated": np.zeros(ROWS, bool),
         }
-        extras: dict[str, Any] = _columns([dict(more) for _, more in chosen])
+        extras: dict[str, Any] = stacked([dict(more) for _, more in chosen])
         return algorithm.rows_of(columns | extras, AgentParameters(sequence_length=self.sequence_length), ROWS)
 
     def actions(self, algorithm: AgentAlgorithm, epsilon: float, count: int = 20) -> np.ndarray:
@@ -147,12 +148,6 @@ class AlgorithmSuite:
             _seed_everything(0)  # a checkpoint of a run holds the global generators too
             one.train_on_batch(batches[2])
         assert resumed.get_model() == trained.get_model()
-
-
-def _columns(values: list[Any]) -> Any:
-    if isinstance(values[0], dict):
-        return {key: _columns([value[key] for value in values]) for key in values[0]}
-    return np.stack([np.asarray(value) for value in values])
 
 
 def _seed_everything(seed: int) -> None:

@@ -9,16 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from tmrl_core.errors import MissingExtraError
+from tmrl_core.metrics.figure import FAINT, INK, new_figure, style_axes, write
 from tmrl_core.plots.runs import Curve, Floats, Group, Source
 from tmrl_core.plots.statistics import BAND_FROM, LEVEL, bootstrap
 
 # Okabe and Ito's colours, which colour-blind eyes can tell apart; after them the dashes differ.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 _DASHES: tuple[Any, ...] = ("-", (0, (6, 3)), (0, (2, 2)))
-_INK = "#1f2933"
-_FAINT = "#7b8794"
-_GRID = "#e4e7eb"
 _POINTS = 200
 _OF_SOURCE: dict[Source, str] = {
     "evaluation": "return of evaluations",
@@ -40,28 +37,17 @@ def compare(groups: Sequence[Group], source: Source, out: str | os.PathLike[str]
         MissingExtraError: matplotlib is not installed.
         OSError: a picture cannot be written.
     """
-    try:
-        # matplotlib.pyplot is avoided, because it chooses a window system and keeps every figure.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "trainer", "Drawing runs") from error
-    figure: Any = Figure(figsize=(11.0, 5.0), dpi=150, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure("Drawing runs", 11.0, 5.0, layout="constrained")
     sides = figure.subplots(1, 2, sharey=True)
     for side, axis, label in zip(sides, ("steps", "minutes"), ("environment steps", "minutes"), strict=True):
         for index, group in enumerate(groups):
             style = {"color": _COLORS[index % len(_COLORS)], "linestyle": _DASHES[index // len(_COLORS) % len(_DASHES)]}
             _draw(side, [run.curves[source] for run in group.runs], axis, group.label, style)
-        side.set_xlabel(label, color=_INK)
+        side.set_xlabel(label, color=INK)
         side.set_xlim(left=0)
         side.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g} M" if x >= 1e6 else f"{x:,.6g}")
-        side.grid(color=_GRID, linewidth=0.8)
-        side.tick_params(colors=_INK, labelsize=9, length=0)
-        for name, spine in side.spines.items():
-            spine.set_visible(name in ("left", "bottom"))
-            spine.set_color(_GRID)
-    sides[0].set_ylabel(_OF_SOURCE[source], color=_INK)
+        style_axes(side)
+    sides[0].set_ylabel(_OF_SOURCE[source], color=INK)
     handles, labels = sides[0].get_legend_handles_labels()
     figure.legend(
         handles,
@@ -70,22 +56,17 @@ def compare(groups: Sequence[Group], source: Source, out: str | os.PathLike[str]
         ncols=min(3, len(groups)),
         frameon=False,
         fontsize=9,
-        labelcolor=_INK,
+        labelcolor=INK,
     )
     few = any(len(group.runs) < BAND_FROM for group in groups)
     band = f"line: mean over the seeds; band: {LEVEL:.0%} bootstrap interval of the mean" + (
         f", from {BAND_FROM} seeds on" if few else ""
     )
-    figure.suptitle(title or "Runs side by side", fontsize=13, fontweight="bold", color=_INK, x=0.01, ha="left")
-    sides[0].set_title(band, fontsize=9, color=_FAINT, loc="left")
-    paths = []
-    for kind in ("png", "svg"):
-        path = Path(f"{os.fspath(out)}.{kind}")
-        # A reader sees the old or the new picture, never an incomplete one.
-        partial = path.with_name(f".{path.stem}.partial.{kind}")
-        figure.savefig(partial, format=kind)
-        os.replace(partial, path)
-        paths.append(path)
+    figure.suptitle(title or "Runs side by side", fontsize=13, fontweight="bold", color=INK, x=0.01, ha="left")
+    sides[0].set_title(band, fontsize=9, color=FAINT, loc="left")
+    paths = [Path(f"{os.fspath(out)}.{kind}") for kind in ("png", "svg")]
+    for path in paths:
+        write(figure, path)
     return paths
 
 

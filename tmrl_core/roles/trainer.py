@@ -38,15 +38,17 @@
 # by the loop. What does reach this file as an exception (no checkpoint can be written, workers and trainer wait for
 # each other for ever, a permanent refusal) ends `run` with the memory's folder released and the reason in the records.
 #
-# `train_iteration` is the same round by round: the object and the link stay between the calls (`iterations.py`), and
-# the caller decides about checkpoints and the end. A trainer from recorded sessions alone has neither Server nor
+# `train_iteration` is the same round by round: the object and the link stay between the calls, and the caller decides
+# about checkpoints and the end. A trainer from recorded sessions alone has neither Server nor
 # workers (`without_server.py`).
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -63,7 +65,7 @@ from tmrl_core.config import CFG, Cfg, Config, current, given, ratios_conflict, 
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.run_folder import check_run_folder, run_id, write_in_force
 from tmrl_core.config.sections import NetworkSection
-from tmrl_core.errors import ConfigError, NetworkError, StorageError
+from tmrl_core.errors import CheckpointError, ConfigError, LinkClosedError, NetworkError, StorageError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.branch import cut_after
 from tmrl_core.metrics.console import show_messages
@@ -71,9 +73,9 @@ from tmrl_core.metrics.latest import LatestSink
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
 from tmrl_core.networking.transports.selection import link_settings
-from tmrl_core.roles.iterations import Iterations
 from tmrl_core.roles.training_object import prepare_torch, training_from_config
 from tmrl_core.roles.without_server import OfflineInterface
+from tmrl_core.samples import EpisodeRecord
 from tmrl_core.signal_handlers import take_back
 from tmrl_core.training.checkpoints.model_file import ModelFile
 from tmrl_core.training.checkpoints.resumption import RunCheckpoints, log_kept_memory
@@ -176,7 +178,11 @@ class Trainer:
         self._running: threading.Thread | None = None
         self._idle = threading.Event()
         self._idle.set()
-        self._iterations = Iterations(self)
+        self._recorder: Recorder | None = None
+        """Recorder of `train_iteration`, open between the rounds, as its link is."""
+        self._closing = contextlib.ExitStack()
+        self._episodes: list[EpisodeRecord] = []
+        """Training episodes that ended in the round of `train_iteration`."""
         self.training: Any = None
         """The training object, once `run`, `train_iteration` or `restore` has made or loaded it."""
 
@@ -259,7 +265,7 @@ class Trainer:
         if self._running is not threading.current_thread():
             self._idle.wait(60.0)
         self._checkpoints.close()
-        self._iterations.close()
+        self._end_iterations()
 
     # --- one round at a time ------------------------------------------------------------------------------------------
 
@@ -279,7 +285,23 @@ class Trainer:
             LinkClosedError: `stop` or `close` was called meanwhile.
             TmrlError: see `run`.
         """
-        return self._iterations.train()
+        training, interface = as_loop(self._made_training()), self.interface
+        if self._recorder is None or interface is None:
+            self._recorder = self.open_recorder(training, self._closing)
+            interface = self._linked.open(training, self._recorder, self._latest)
+            interface.on_admitted = self._write_configuration
+            interface.on_episode = self._note_episode
+            interface.event(names.EVENT_START, **self._start_facts(training))
+        self._episodes = []
+        with interface.whole_round():  # the caller decides when to stop
+            row = training.run_iteration(interface)
+        if row is None:
+            raise LinkClosedError("the trainer was stopped within the round; the round's samples are not trained on")
+        return {**_episode_statistics(self._episodes), **row, "iteration": training.iterations}
+
+    def _note_episode(self, record: EpisodeRecord) -> None:
+        if record.mode == "train" and record.end != "aborted":
+            self._episodes.append(record)
 
     def save(self, root: str | Path) -> Path:
         """Write a checkpoint into a new folder under `root`, and wait until it is written.
@@ -290,7 +312,15 @@ class Trainer:
         Raises:
             CheckpointError: the checkpoint cannot be written.
         """
-        return self._iterations.save(Path(root))
+        training = as_loop(self._made_training())
+        path = Path(root) / f"checkpoint_{training.iterations:06d}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise CheckpointError(f"no checkpoint can be written into {root}: {exc}") from exc
+        self._linked.note_delivery(training, self._recorder)
+        self._checkpoints.write_separately(training.own, path)
+        return path
 
     def restore(self, path: str | Path) -> None:
         """Resume from a checkpoint that `save` wrote; for `train_iteration` and `act`.
@@ -298,7 +328,11 @@ class Trainer:
         Raises:
             CheckpointError: the checkpoint is damaged, or belongs to another configuration. Nothing was changed then.
         """
-        self._iterations.restore(Path(path))
+        prepare_torch(self._config)
+        training = self._checkpoints.read(Path(path))
+        self._claim_memory(as_loop(training))
+        self._end_iterations()  # the next one opens a new link
+        self.training = training
 
     def act(self, obs: Any, test: bool = True) -> Any:
         """Return the policy's action for one observation. `test`: without exploration. Needs no Server.
@@ -330,7 +364,7 @@ class Trainer:
         self._actor().begin_episode()
 
     def _actor(self) -> Any:
-        actor = actor_of(self._iterations.training)
+        actor = actor_of(self._made_training())
         if actor is None or isinstance(actor, PolicyBundle):
             raise ConfigError("this training object has no agent that can act")
         return actor
@@ -339,8 +373,6 @@ class Trainer:
         """Notify the workers of the run's end after `train_iteration`, and insert their last samples."""
         if self.interface is not None and self.training is not None:
             RunShutdown(as_loop(self.training), self.interface).finish_workers()
-
-    # State of `train_iteration` and its related methods.
 
     @property
     def interface(self) -> RemoteInterface | None:
@@ -354,25 +386,18 @@ class Trainer:
         self._claim_memory(as_loop(made))
         return made
 
-    def load_training(self, path: Path) -> Any:
-        """Return the training object of a checkpoint that `dump_training` wrote.
+    def _made_training(self) -> Any:
+        """Return the training object of `train_iteration`; make it at the first call."""
+        if self.training is None:
+            self.training = self.make_training()
+        return self.training
 
-        Raises:
-            CheckpointError: the checkpoint is damaged, or belongs to another configuration.
-        """
-        prepare_torch(self._config)
-        loaded = self._checkpoints.read(path)
-        self._claim_memory(as_loop(loaded))
-        return loaded
-
-    def dump_training(self, training: TrainingLoop, path: Path, recorder: Recorder | None) -> None:
-        """Write a checkpoint to `path`.
-
-        Raises:
-            CheckpointError: the checkpoint cannot be written.
-        """
-        self._linked.note_delivery(training, recorder)
-        self._checkpoints.write_separately(training.own, path)
+    def _end_iterations(self) -> None:
+        """Close the link and the records of `train_iteration`. The training object is kept."""
+        self._recorder = None
+        self._linked.close()
+        self._linked.interface = None
+        self._closing.close()
 
     def open_recorder(
         self, training: TrainingLoop, closing: contextlib.ExitStack, wandb: WandbSettings | None = None
@@ -414,24 +439,12 @@ class Trainer:
             recorder.write(cut.event, in_file=True)
         return recorder
 
-    def open_interface(self, training: TrainingLoop, recorder: Recorder) -> RemoteInterface:
-        """Connect to the Server."""
-        interface = self._linked.open(training, recorder, self._latest)
-        interface.on_admitted = self._write_configuration
-        interface.event(names.EVENT_START, **self._start_facts(training))
-        return interface
-
     def _start_facts(self, training: TrainingLoop) -> dict[str, Any]:
         """Return the name of the run, and the layout of bytes in its policy's observations if there are any."""
         actor = actor_of(training)
         architecture = actor.architecture() if isinstance(actor, ActorModule) else {}
         layout = architecture.get("metadata", {}).get("layout")
         return {names.RUN_NAME: self._run_name, **({} if layout is None else {names.LAYOUT: layout})}
-
-    def close_interface(self) -> None:
-        """Close the link, if there is one."""
-        self._linked.close()
-        self._linked.interface = None
 
     def _write_configuration(self) -> None:
         """Write the configuration in force into the run's folder, if the training object is made from it."""
@@ -745,3 +758,15 @@ class _Controls:
         if not ratios_conflict(self._config) and (conflict := ratios_conflict(changed)):
             raise ConfigError(conflict)
         self._training.limit_updates(updates_per_step)
+
+
+def _episode_statistics(records: list[EpisodeRecord]) -> dict[str, Any]:
+    """Statistics of the training episodes that have arrived in a round. A lockstep round counts its own episodes."""
+    returns = [record.episode_return for record in records]
+    return {
+        "episodes": len(returns),
+        "return_min": min(returns, default=math.nan),
+        "return_mean": statistics.fmean(returns) if returns else math.nan,
+        "return_max": max(returns, default=math.nan),
+        "episode_length_mean": statistics.fmean(record.length for record in records) if records else math.nan,
+    }

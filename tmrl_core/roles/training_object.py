@@ -184,6 +184,7 @@ def _mixed(config: Config, live: Callable[..., Any], kwargs: Mapping[str, Any], 
     """Return a function that makes the memory of live samples, recorded sessions and interventions."""
     from tmrl_core.training.memories.interventions import InterventionMemory
     from tmrl_core.training.memories.mixed import HALF_AND_HALF, INTERVENTIONS, MixedMemory
+    from tmrl_core.training.memories.replay import ReplayMemory
 
     # Recorded sessions come from their folder again, or from a checkpoint; they belong to no policy of this run. A
     # person's action does not depend on the policy's age either.
@@ -192,11 +193,23 @@ def _mixed(config: Config, live: Callable[..., Any], kwargs: Mapping[str, Any], 
     memory = config.memory
     shares = HALF_AND_HALF if memory.shares is None else msgspec.structs.asdict(memory.shares)
     recorded = None if memory.recorded is None else resolve_with(memory.cls, others, "memory.cls")
+    interventions = None
+    if shares.get(INTERVENTIONS):
+        if kwargs.get("newest_only"):
+            raise ConfigError(
+                "memory.shares.interventions: memory.kwargs.newest_only sends a stack's newest frame only, and the "
+                "memory of interventions needs whole stacks; send whole stacks, or give interventions no share"
+            )
+        # It keeps pictures whole, whatever the other memories do: takeovers are few.
+        accepted = inspect.signature(ReplayMemory).parameters
+        interventions = partial(
+            InterventionMemory, **{name: value for name, value in others.items() if name in accepted}
+        )
     return partial(
         MixedMemory,
         live,
         recorded,
-        make_interventions=partial(InterventionMemory, **others) if shares.get(INTERVENTIONS) else None,
+        make_interventions=interventions,
         batch_size=memory.batch_size,
         shares=shares,
         marked=marked,
@@ -263,7 +276,7 @@ def _check_loop(made: partial[Any], reference: str) -> None:
         ) from exc
 
 
-OF_OUR_LOOPS = frozenset({"max_bad_updates", "bad_updates_folder", "threads", "recorded_actions"})
+OF_OUR_LOOPS = frozenset({"max_bad_updates", "threads", "recorded_actions"})
 """Parameters that are not passed to custom training loops."""
 
 
@@ -283,7 +296,6 @@ def loop_settings(config: Config, loop: Any) -> dict[str, Any]:
         **msgspec.structs.asdict(trainer),
         **msgspec.structs.asdict(trainer.limiter),
         "agent_scheduler": resolve_optional(trainer.agent_scheduler, "trainer.agent_scheduler"),
-        "bad_updates_folder": config.run_folder / "bad_updates",
         "threads": threads,
         "offline": config.offline_path,
         "recorded": config.recorded_path,

@@ -4,15 +4,14 @@ from tmrl_core.samples.buffer import Buffer, Samples
 from tmrl_core.samples.codec import (
     SampleMessage,
     decode_message,
-    decode_value,
     encode_message,
     encode_message_buffers,
-    encode_value,
     split_chunk,
 )
 from tmrl_core.samples.columns import Chunk, Sample, Tree
 from tmrl_core.samples.concatenation import same_layout
 from tmrl_core.samples.segments import EpisodeRecord, Segment, Version
+from tmrl_core.samples.values import decode_value, encode_value
 
 __all__ = [
     "Buffer",

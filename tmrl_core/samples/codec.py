@@ -73,7 +73,6 @@ from tmrl_core.samples.supported_values import MAX_DEPTH, UncarriableError, own_
 from tmrl_core.samples.values import (
     ARRAY,
     decode,
-    decode_value,
     encode,
     encode_value,
     ext_hook,
@@ -81,18 +80,6 @@ from tmrl_core.samples.values import (
     unpack,
     unpack_key,
 )
-
-__all__ = [
-    "Compression",
-    "SampleMessage",
-    "decode_message",
-    "decode_value",
-    "encode_message",
-    "encode_message_buffers",
-    "encode_value",
-    "most_records",
-    "split_chunk",
-]
 
 Compression = Literal["auto", "zstd", "none"]
 BytesLike = bytes | bytearray | memoryview
@@ -367,15 +354,17 @@ def _body(chunks: Sequence[Chunk], records: Sequence[EpisodeRecord], signature: 
             _check(chunk)
         if not all(same_layout(first, other) for other in chunks[1:]):
             raise CodecError("chunks of different layouts, which cannot be one message")
+        names = ("action", "observation", "reward", *(f"extras[{name!r}]" for name in first.extras))
+        fields = zip(*(chunk.fields for chunk in chunks), strict=True)
+        action, observation, reward, *extras = [
+            _node(trees, name, columns) for trees, name in zip(fields, names, strict=True)
+        ]
         entry = _ChunkEntry(
             rows=sum(chunk.rows for chunk in chunks),
-            action=_node([chunk.action for chunk in chunks], "action", columns),
-            observation=_node([chunk.observation for chunk in chunks], "observation", columns),
-            reward=_node([chunk.reward for chunk in chunks], "reward", columns),
-            extras={
-                name: _node([chunk.extras[name] for chunk in chunks], f"extras[{name!r}]", columns)
-                for name in first.extras
-            },
+            action=action,
+            observation=observation,
+            reward=reward,
+            extras=dict(zip(first.extras, extras, strict=True)),
             kinds=first.kinds,
             segments=join_segments(chunks),
             action_present=_packed([chunk.action_present for chunk in chunks]),

@@ -32,7 +32,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, compress
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -80,6 +80,19 @@ def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Any:
     if isinstance(tree, dict):
         return {key: map_leaves(function, child) for key, child in tree.items()}
     return function(tree)
+
+
+def join_trees(trees: Sequence[Any]) -> Any:
+    """Return copies of trees of one structure, joined row by row."""
+    first = trees[0]
+    if isinstance(first, np.ndarray):
+        # Without the dtype, NumPy would change the byte order to its own.
+        return np.concatenate(trees, dtype=first.dtype)
+    if isinstance(first, dict):
+        return {key: join_trees([tree[key] for tree in trees]) for key in first}
+    if isinstance(first, tuple):
+        return tuple([join_trees(children) for children in zip(*trees, strict=True)])
+    return [value for tree in trees for value in tree]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -289,9 +302,11 @@ def by_lane(chunk: Chunk, stream: bytes) -> list[Chunk]:
     found = dict.fromkeys(lanes)
     if len(found) > MAX_LANES:
         raise CodecError(f"rows of {len(found)} environments in a message; allowed: {MAX_LANES}")
-    runs = [lane for lane, _ in itertools.groupby(lanes)]
-    if len(runs) == len(found):
-        ends = [0, *accumulate(sum(s.rows for s in group) for _, group in itertools.groupby(chunk.segments, _lane_of))]
+    if len(found) == 1:  # as nearly always
+        parts = [chunk]
+    elif len([lane for lane, _ in itertools.groupby(lanes)]) == len(found):
+        runs = itertools.groupby(chunk.segments, attrgetter("lane"))
+        ends = [0, *accumulate(sum(segment.rows for segment in run) for _, run in runs)]
         parts = [chunk.slice(start, stop) for start, stop in itertools.pairwise(ends)]
     else:
         # Messages of several hand-overs, each of all lanes. One part a lane, because each part costs an insertion.
@@ -300,10 +315,6 @@ def by_lane(chunk: Chunk, stream: bytes) -> list[Chunk]:
     for lane, part in zip(found, parts, strict=True):
         part.stream = stream + lane.to_bytes(3, "big") if lane else stream
     return parts
-
-
-def _lane_of(segment: Segment) -> int:
-    return segment.lane
 
 
 def worker_stream(stream: bytes) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tmrl_core.samples import Chunk, EpisodeRecord, Segment, Tree, Version
-from tmrl_core.samples.columns import Array, leaves, map_leaves
+from tmrl_core.samples.columns import Array, join_trees, leaves, map_leaves
 from tmrl_core.samples.concatenation import same_layout, same_structure
 from tmrl_core.samples.segments import NO_VERSION
 
@@ -198,10 +198,10 @@ class _Open:
             infos |= {row + at: info for at, info in part.info.items()}
             row += part.rows
         return Session(
-            observations=_joined([self.first.observation, *(part.observation for part in self.body)]),
-            actions=_joined([part.action for part in self.body]),
-            rewards=_joined([part.reward for part in self.body]),
-            extras={name: _joined([part.extras[name] for part in self.body]) for name in last.extras},
+            observations=join_trees([self.first.observation, *(part.observation for part in self.body)]),
+            actions=join_trees([part.action for part in self.body]),
+            rewards=join_trees([part.reward for part in self.body]),
+            extras={name: join_trees([part.extras[name] for part in self.body]) for name in last.extras},
             infos=infos,
             terminated=bool(last.terminated[-1]),
             truncated=bool(last.truncated[-1]),
@@ -341,15 +341,3 @@ def _runs(chunk: Chunk) -> Iterator[tuple[int, int, int, int]]:
     for start, stop in zip(starts, [*starts[1:], chunk.rows], strict=True):
         if stop > start:
             yield start, stop, int(episode[start]), int(step[start])
-
-
-def _joined(trees: Sequence[Any]) -> Any:
-    """Concatenate trees of one structure."""
-    first = trees[0]
-    if isinstance(first, tuple):
-        return tuple(_joined(children) for children in zip(*trees, strict=True))
-    if isinstance(first, dict):
-        return {key: _joined([tree[key] for tree in trees]) for key in first}
-    if isinstance(first, list):
-        return [value for part in trees for value in part]
-    return np.concatenate(trees)

@@ -15,7 +15,7 @@
 writes without following links. Below this package are only the errors.
 """
 
-from tmrl_core.storage.format import MAX_NOTE_BYTES, MAX_PAYLOAD_BYTES, Record
+from tmrl_core.storage.format import MAX_NOTE_BYTES, Record
 from tmrl_core.storage.lock import FolderLock
 from tmrl_core.storage.log import Place, RecordLog
 from tmrl_core.storage.own_files import open_now, open_own, read_whole, write_whole
@@ -23,7 +23,6 @@ from tmrl_core.storage.segment_file import OS, FileCalls, SegmentFile, SegmentRe
 
 __all__ = [
     "MAX_NOTE_BYTES",
-    "MAX_PAYLOAD_BYTES",
     "OS",
     "FileCalls",
     "FolderLock",

@@ -138,11 +138,11 @@ def lock_file(descriptor: int, *, wait_s: float = 0.0) -> None:
         time.sleep(_RETRY_S)
 
 
-def _try_lock(descriptor: int) -> None:
+def _try_lock(descriptor: int, *, shared: bool = False) -> None:
     if os.name == "posix":
         import fcntl
 
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     else:
         import msvcrt
 
@@ -163,21 +163,10 @@ def is_locked(descriptor: int) -> bool:
     Raises:
         OSError: the lock cannot be tested.
     """
-    if os.name == "posix":
-        import fcntl
-
-        try:
-            # Shared: two tests at once do not take each other for the holder.
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
-    import msvcrt
-
-    os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
     try:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
-    except OSError:
+        # Shared: two tests at once do not take each other for the holder.
+        _try_lock(descriptor, shared=True)
+    except BlockingIOError:
         return True
     return False
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tmrl_core.errors import MissingExtraError
+from tmrl_core.metrics.figure import new_figure
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -66,13 +66,7 @@ def draw(path: Path, threshold: float, probability: Floats, success: Flags) -> N
         MissingExtraError: matplotlib is not installed.
         OSError: the file cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as exc:
-        raise MissingExtraError("matplotlib", "trainer", "Drawing a confusion") from exc
-    figure = Figure(figsize=(9.0, 4.4), dpi=120, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure("Drawing a confusion", 9.0, 4.4, dpi=120, layout="constrained")
     table, bars = figure.subplots(1, 2, width_ratios=(1, 1.4))
     found = confusion_at(threshold, probability, success)
     counts = np.array([[found.true_success, found.missed], [found.false_success, found.true_failure]])

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from tmrl_core.actor.policies.torch.categorical import CategoricalMLPActor
 from tmrl_core.actor.policies.torch.mlp import flatten_batch
-from tmrl_core.samples.columns import map_leaves
+from tmrl_core.samples.columns import join_trees, map_leaves
 from tmrl_core.samples.images import images_of, leaf_at, with_images
 from tmrl_core.success.classifier import ACTIONS
 from tmrl_core.success.examples import Group
@@ -28,21 +28,6 @@ LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 1e-3
 SHIFT = 4
 """Greatest shift of an image in a batch, in pixels: a camera moves a little, and successes are few."""
-
-
-def _joined(groups: Sequence[Group]) -> tuple[Any, NDArray[np.bool_]]:
-    first, *rest = [group.observations for group in groups]
-    if not rest:
-        return first, groups[0].success
-
-    def join(trees: Sequence[Any]) -> Any:
-        if isinstance(trees[0], dict):
-            return {key: join([tree[key] for tree in trees]) for key in trees[0]}
-        if isinstance(trees[0], tuple):
-            return tuple(join(children) for children in zip(*trees, strict=True))
-        return np.concatenate(trees)
-
-    return join([first, *rest]), np.concatenate([group.success for group in groups])
 
 
 def _flat(actor: CategoricalMLPActor, observations: Any) -> Tensor:
@@ -64,7 +49,8 @@ class ClassifierTraining:
     def __init__(self, space: Space[Any], groups: Sequence[Group], hidden_sizes: Sequence[int], seed: int) -> None:
         torch.manual_seed(seed)
         self._rng = np.random.default_rng(seed)
-        self._observations, success = _joined(groups)
+        self._observations = join_trees([group.observations for group in groups])
+        success = np.concatenate([group.success for group in groups])
         self._rows = [np.flatnonzero(~success), np.flatnonzero(success)]
         self._images = images_of(space)
         self.actor = CategoricalMLPActor(space, ACTIONS, hidden_sizes, "relu", normalize_observations=True)

@@ -95,7 +95,6 @@ class MemorySuite:
                 memory.append(buffer_of(self.make_chunk(rows=rows)))
                 memory.note_version(1)
                 batch = next(iter(memory))
-                memory.indices_of(batch)
                 if isinstance(batch, tuple) and len(batch) > 6 and "indices" in batch[6]:
                     memory.update_priorities(batch[6]["indices"], np.ones(len(batch[2])))
             assert 0 <= memory.sampleable <= len(memory)

@@ -179,10 +179,6 @@ class TrainingMemory(ABC):
     def update_priorities(self, indices: Indices, td_errors: Indices) -> None:  # noqa: B027  # not abstract: few sample by them
         """Set priorities of transitions of a batch: its extra `indices`, and TD errors [n]. Default: there are none."""
 
-    def indices_of(self, batch: Batch) -> Indices | None:
-        """Return the indices of a batch's transitions, to describe them in a log; None (default): unknown."""
-        return None
-
     def note_version(self, counter: int) -> None:  # noqa: B027  # not abstract: policy lag may not matter
         """Record the number of the latest published policy. Default: nothing depends on it."""
 

@@ -12,6 +12,7 @@ from tmrl_core.config.sections import is_loopback
 from tmrl_core.errors import CredentialsError, NetworkError, PortInUseError
 from tmrl_core.networking.security.tls_contexts import server_context
 from tmrl_core.networking.transports.port_holder import port_holder
+from tmrl_core.networking.transports.tls import bound_sockets
 
 _BACKLOG = 1024
 
@@ -82,24 +83,16 @@ def listening_sockets(host: str, port: int, section: str) -> list[socket.socket]
         NetworkError: the address or port cannot be had.
     """
     hosts = ["127.0.0.1", *(["::1"] if _has_ipv6() else [])] if is_loopback(host) else [host]
-    made: list[socket.socket] = []
     try:
-        for one in hosts:
-            at = made[0].getsockname()[1] if made else port
-            flags = socket.AI_PASSIVE
-            family, *_, address = socket.getaddrinfo(one, at, type=socket.SOCK_STREAM, flags=flags)[0]
-            # 127.0.0.1 has a socket of its own beside ::1; any other IPv6 address takes IPv4 clients too.
-            both = family == socket.AF_INET6 and one != "::1" and socket.has_dualstack_ipv6()
-            made.append(socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both))
-            made[-1].setblocking(False)
+        made = bound_sockets(hosts, port)
+        for one in made:
+            one.listen(_BACKLOG)
+        return made
     except OSError as exc:
-        for open_one in made:
-            open_one.close()
         if exc.errno == errno.EADDRINUSE:
             holder = port_holder(port) or "the program that listens there"
             raise PortInUseError(f"port {port} of {host} is in use: end {holder}, or set {section}.port") from exc
         raise NetworkError(f"the {section} cannot listen on {host} port {port}: {exc.strerror or exc}") from exc
-    return made
 
 
 def url_of(host: str, port: int) -> str:

@@ -7,17 +7,21 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tmrl_core.token_bucket import TokenBucket
+from tmrl_core.web.origins import check_origin
 
 logger = logging.getLogger(__name__)
 
 LOGIN_S = 12 * 3600.0
 """Duration of a login in seconds."""
+MAX_BODY_BYTES = 4096
+"""Maximum size of the body of a request."""
 _MOST_LOGINS = 20
 
 
@@ -84,8 +88,29 @@ class Logins:
         cookie = request.cookies.get(self._cookie)
         return cookie is not None and self._logins.get(_digest(cookie), 0.0) > self._clock()
 
-    def open(self, request: Request, response: Response) -> None:
-        """Give the browser a cookie. The caller has checked its token."""
+    async def login(self, request: Request, form: Callable[[str], str], then: str) -> Response:
+        """Exchange the token that a form has sent for a cookie.
+
+        Args:
+            request: from a page of this server.
+            form: returns the form with an error, which a wrong token shows again.
+            then: relative address to go to.
+
+        Raises:
+            HTTPException: the request comes from elsewhere, or is too large.
+        """
+        check_origin(request, f"the login of {self._pages}")
+        fields = parse_qs((await small_body(request)).decode("utf-8", "replace"))
+        try:
+            self.check_token(fields.get("token", [""])[0].strip())
+        except HTTPException as error:
+            return HTMLResponse(form(error.detail), error.status_code)
+        response = RedirectResponse(then, 303)
+        self._open(request, response)
+        return response
+
+    def _open(self, request: Request, response: Response) -> None:
+        """Give the browser a cookie."""
         cookie = secrets.token_urlsafe(32)
         now = self._clock()
         alive = [item for item in self._logins.items() if item[1] > now]
@@ -101,10 +126,31 @@ class Logins:
             samesite="strict",
         )
 
-    def close(self, request: Request, response: Response) -> None:
-        """End the login of this browser."""
+    def logout(self, request: Request, then: str) -> Response:
+        """End the login of this browser, and send it to a relative address.
+
+        Raises:
+            HTTPException: the request comes from elsewhere.
+        """
+        check_origin(request, self._pages)
+        response = RedirectResponse(then, 303)
         self._logins.pop(_digest(request.cookies.get(self._cookie, "")), None)
         response.delete_cookie(self._cookie, path=self._path)
+        return response
+
+
+async def small_body(request: Request) -> bytes:
+    """Return the body of a form, or of an order.
+
+    Raises:
+        HTTPException: 413: it is larger than any of them.
+    """
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise HTTPException(413, f"the request is larger than {MAX_BODY_BYTES} bytes")
+    return body
 
 
 def _digest(cookie: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
 from abc import ABC, abstractmethod
@@ -15,6 +16,8 @@ from tmrl_core.web.server import WebServer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from tmrl_core.roles.shutdown import ShutdownSignal
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +94,18 @@ class WebThread(ABC):
         if ended:
             self._raise_failure()
         return ended
+
+    def serve(self, shutdown: ShutdownSignal, *, announce: bool) -> None:
+        """Serve until a stop is requested.
+
+        Args:
+            shutdown: the request.
+            announce: print the port as JSON, for the process that has started this one.
+        """
+        if announce:
+            print(json.dumps({"port": self.port}), flush=True)
+        while not (shutdown.wait(0.5) or self.wait(0)):
+            pass
 
     def close(self) -> None:
         """End in order, and wait for that. From any thread, more than once."""

@@ -18,7 +18,7 @@ from tests.gateway.advice.conftest import ALGORITHMS, EPISODE, Client, MakeAgent
 from tmrl_core.errors import CheckpointError, ConfigError, SessionClosedError, TmrlError
 from tmrl_core.gateway.advice import learner as module
 from tmrl_core.gateway.advice.agent import AdviceAgent
-from tmrl_core.gateway.advice.learner import Learner, OwnLearner
+from tmrl_core.gateway.advice.learner import Learner
 from tmrl_core.gateway.advice.saves import read_save
 from tmrl_core.gateway.contracts import GatewayAgent, Player
 
@@ -49,7 +49,7 @@ def made(agent: AdviceAgent) -> list[Any]:
     return learners
 
 
-def weights(learner: OwnLearner) -> list[torch.Tensor]:
+def weights(learner: Learner) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in learner.agent.get_actor().parameters()]
 
 
@@ -100,10 +100,8 @@ class DictClient(Client):
                 action = await self.player.step(self.observe(), 1.0, step == EPISODE - 1, False, {})
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own", "stable_baselines3"])
-def test_observations_may_be_dicts(make_agent: MakeAgent, own: bool) -> None:
-    algorithm = {} if own else {"stable_baselines3": {"policy": "MultiInputPolicy", "kwargs": {"train_freq": 1}}}
-    agent = make_agent(observation_space={"here": [1, -1, 1], "there": 3}, start_training=5, **algorithm)
+def test_observations_may_be_dicts(make_agent: MakeAgent) -> None:
+    agent = make_agent(observation_space={"here": [1, -1, 1], "there": 3}, start_training=5)
     learners = made(agent)
 
     async def run() -> None:
@@ -156,7 +154,7 @@ def test_a_newcomer_continues_from_the_newest_save_of_any_session(make_agent: Ma
     for mine, theirs in zip(weights(newcomer), weights(trained), strict=True):
         assert torch.equal(mine, theirs)
     names = sorted(path.name for path in agent.saves_folder.iterdir())
-    assert names == ["000000000100_s1.zip", "000000000110_s1.zip", "000000000115_s2.zip"]
+    assert names == ["000000000100_s1.save", "000000000110_s1.save", "000000000115_s2.save"]
     assert read_save(agent.saves_folder / names[-1]).algorithm == "dqn"
 
 
@@ -166,7 +164,7 @@ async def play_session(agent: AdviceAgent, episodes: int, seed: int = 0) -> None
     await client.player.close()
 
 
-def rows(learner: OwnLearner, first: int, stop: int) -> list[np.ndarray]:
+def rows(learner: Learner, first: int, stop: int) -> list[np.ndarray]:
     """The transitions from `first` to `stop` of those in a learner's memory, oldest first."""
     memory = learner._memory
     places = np.arange(memory.written - len(memory), memory.written)[first:stop] % memory.memory_size
@@ -321,7 +319,7 @@ def test_a_damaged_newest_save_falls_back_to_the_one_before(
     learners = made(agent)
 
     asyncio.run(play_session(agent, 10, seed=1))
-    (agent.saves_folder / "000000000050_s1.zip").write_bytes(b"PK")
+    (agent.saves_folder / "000000000050_s1.save").write_bytes(b"PK")
     with caplog.at_level(logging.WARNING):
         asyncio.run(play_session(agent, 10, seed=2))
     assert learners[1].steps == 25 + 10 * EPISODE
@@ -402,7 +400,7 @@ def test_closing_a_session_ends_its_thread_and_saves(make_agent: MakeAgent) -> N
             await clients[1].player.step(clients[1].observe(), 0.0, False, False, {})
 
     asyncio.run(run())
-    assert [path.name for path in agent.saves_folder.iterdir()] == ["000000000005_s0.zip"]
+    assert [path.name for path in agent.saves_folder.iterdir()] == ["000000000005_s0.save"]
 
 
 def test_an_open_episode_is_kept_at_the_end(make_agent: MakeAgent) -> None:
@@ -436,10 +434,10 @@ def test_sessions_act_in_boxes_of_any_shape(make_agent: MakeAgent, algorithm: st
 
 
 def test_a_learner_that_cannot_act_ends_the_start(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
-    def act(self: OwnLearner, obs: Any) -> Any:
+    def act(self: Learner, obs: Any) -> Any:
         raise TypeError("no such shape")
 
-    monkeypatch.setattr(OwnLearner, "act", act)
+    monkeypatch.setattr(Learner, "act", act)
     with pytest.raises(ConfigError, match=r"^gateway.agents.game: its policy cannot act: .* TypeError: no such shape"):
         asyncio.run(make_agent().start())
 
@@ -447,8 +445,11 @@ def test_a_learner_that_cannot_act_ends_the_start(make_agent: MakeAgent, monkeyp
 class Waits(Learner):
     """Answers after it has been released."""
 
-    algorithm = "waits"
     release = threading.Event()
+
+    def __init__(self, context: Any) -> None:  # without an agent
+        self.context = context
+        self.steps = self._saved_at = 0
 
     def _play(self) -> None:
         while True:
@@ -554,7 +555,7 @@ def test_a_failing_learner_closes_its_own_session_alone(
 
     asyncio.run(run())
     assert "secret" in caplog.text
-    assert [path.name for path in agent.saves_folder.iterdir()] == ["000000000015_good.zip"]
+    assert [path.name for path in agent.saves_folder.iterdir()] == ["000000000015_good.save"]
 
 
 def test_too_many_bad_updates_close_the_session(make_agent: MakeAgent) -> None:

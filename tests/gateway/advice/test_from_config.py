@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ from gymnasium import spaces
 
 from tests.gateway.advice.conftest import advice_config
 from tmrl_core.config import from_values
-from tmrl_core.errors import ConfigError, MissingExtraError
+from tmrl_core.errors import ConfigError
 from tmrl_core.gateway.advice.from_config import advice_agent
 
 OWN: dict[str, Any] = {"observation_space": None, "action_space": None}
@@ -47,7 +46,6 @@ def test_agent_and_actor_of_the_run_are_the_defaults(tmp_path: Path) -> None:
         ({"agent": {"cls": "tmrl_core.training:PPOAgent"}}, "PPO learns only from rounds of its own policy"),
         ({"agent": {"cls": "tmrl_core.training:ReplayMemory"}}, "learn with one of .*, DQNAgent, "),
         ({"agent": {"cls": "tmrl_core.training:DQNAgent", "kwargs": {"gama": 1}}}, "gama"),
-        ({"stable_baselines3": {"algorithm": "PPO"}}, "'PPO'; allowed: DQN, SAC, TD3, DDPG. On-policy"),
         ({"env_id": "CartPole-v1"}, "give either env_id"),
         ({"observation_space": "wide"}, "observation_space is 'wide'"),
     ],
@@ -56,10 +54,3 @@ def test_settings_that_cannot_be_used_are_refused(tmp_path: Path, settings: dict
     with pytest.raises(ConfigError, match=text) as caught:
         advice_agent(advice_config(tmp_path, **settings), "game")
     assert str(caught.value).startswith("gateway.agents.game: ")
-
-
-def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "tmrl_core.gateway.advice.stable_baselines", raising=False)
-    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
-    with pytest.raises(MissingExtraError, match=r"tmrl_core\[sb3\]"):
-        advice_agent(advice_config(tmp_path, stable_baselines3={}), "game")

@@ -54,7 +54,7 @@ def test_sessions_go_on_after_a_full_disk_and_from_the_saves_after_a_kill(start:
     saves = tmp_path / "runs" / "small" / "gateway" / "game" / "saves"
     gateway = start("--gateway", "--announce")
     client = Client(announced(gateway), key)
-    while not (before := sorted(saves.glob("*.zip"))):
+    while not (before := sorted(saves.glob("*.save"))):
         client.episode()
     if sys.platform == "linux":  # elsewhere, the files of a running process cannot be limited
         process = psutil.Process(gateway.pid)
@@ -65,17 +65,17 @@ def test_sessions_go_on_after_a_full_disk_and_from_the_saves_after_a_kill(start:
             client.episode()
         assert sorted(saves.iterdir()) == before
         process.rlimit(psutil.RLIMIT_FSIZE, (hard, hard))
-        while sorted(saves.glob("*.zip")) == before:
+        while sorted(saves.glob("*.save")) == before:
             client.episode()
-        assert read_save(max(saves.glob("*.zip"))).steps > taken + 100
-    while len(list(saves.glob("*.zip"))) < 3:
+        assert read_save(max(saves.glob("*.save"))).steps > taken + 100
+    while len(list(saves.glob("*.save"))) < 3:
         client.episode()
     client.close()
     gateway.kill()
     said, _ = gateway.communicate(timeout=30)
     assert sys.platform != "linux" or "cannot be saved" in said
     assert sys.platform != "linux" or "episodes are missing" in said
-    newest = read_save(max(saves.glob("*.zip")))
+    newest = read_save(max(saves.glob("*.save")))
     assert newest.steps >= 150
 
     # No update, so that the weights can be compared.
@@ -83,7 +83,7 @@ def test_sessions_go_on_after_a_full_disk_and_from_the_saves_after_a_kill(start:
     client = Client(again.port, key)
     client.episode()
     client.post("/shepherd/env/", {"obs": None, "session_key": client.session})
-    resumed = read_save(max(saves.glob("*.zip")))
+    resumed = read_save(max(saves.glob("*.save")))
     assert resumed.session_id != newest.session_id
     assert resumed.steps == newest.steps + len(client.transitions)
     assert resumed.arrays.keys() == newest.arrays.keys()
@@ -97,7 +97,7 @@ def test_sessions_go_on_after_a_full_disk_and_from_the_saves_after_a_kill(start:
     second = Client(again.port, key)  # of the same key: it starts from the level reached
     second.episode()
     again.close()
-    last = read_save(max(saves.glob("*.zip")))
+    last = read_save(max(saves.glob("*.save")))
     assert last.steps == resumed.steps + len(second.transitions)
     client.close()
     second.close()

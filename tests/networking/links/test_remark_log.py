@@ -8,12 +8,11 @@ import pytest
 
 from tests.networking.end_to_end.ends import Ends, signer, verifier
 from tests.networking.test_unread_answers import give
-from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.links.remark_log import LINES_AT_ONCE, MAX_SOURCES, SUMMARY_S, RemarkLog
 from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.framing import Kind, cut
 from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, MessageHead, StreamOpened, Welcome
-from tmrl_core.networking.trainer import TrainerConnection
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
 from tmrl_core.networking.worker.seal import WorkerSeal
 
 logger = logging.getLogger(__name__)
@@ -79,7 +78,8 @@ def test_forged_messages_of_one_certificate_hide_none_of_another(caplog: pytest.
     ends = Ends()
     log = RemarkLog(logger)
     ends.trainer._on_forged = log.forged
-    state = TrainerLink(LinkSettings(), name="node", run="run", seal=ends.trainer).trainer
+    state = TrainerState(run="run", name="node", peer=bytes(16), inbox_bytes=1 << 20, seal=ends.trainer)
+    state.on_remark = log.remark
     link = TrainerConnection(state, silent_s=10, heartbeat_s=3)
     link.connected(Identity("Server"), 0.0)
     give(link, Welcome(1, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))

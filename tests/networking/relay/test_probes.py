@@ -11,6 +11,7 @@ from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.framing import HEADER, FrameReader, Kind
 from tmrl_core.networking.protocol.messages import (
     MAX_BODY_BYTES,
+    PROTOCOL_VERSION,
     Control,
     Diagnosis,
     Echo,
@@ -22,7 +23,6 @@ from tmrl_core.networking.protocol.messages import (
     Welcome,
     control_frame,
     decode_control,
-    negotiate,
 )
 from tmrl_core.networking.relay import Relay, RelayConnection, RelaySettings
 from tmrl_core.networking.relay.probes import ALL_BYTES, ECHO_BYTES, LINK_BYTES, MAX_PROBES, PROBE_S, REFILL_BYTES_S
@@ -70,43 +70,25 @@ def linked(relay: Relay, *messages: Control, now: float = 0.0, identity: Identit
 # -- versions ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours", "chosen"),
-    [
-        ((1,), (1,), 1),
-        ((1, 2), (1,), 1),
-        ((1,), (1, 2), 1),
-        ((2, 1), (1, 2), 2),
-        ((1, 2, 3), (3, 2), 3),
-        ((2,), (1,), None),
-        ((), (1,), None),
-    ],
-)
-def test_the_newest_common_version_is_chosen(
-    theirs: tuple[int, ...], ours: tuple[int, ...], chosen: int | None
-) -> None:
-    assert negotiate(theirs, ours) == chosen
-    for hello in (Hello(theirs, "worker", "", "run", "w", b"w" * 16), Probe(theirs, "worker", "", "run")):
-        connection = linked(Relay(versions=ours), hello)
-        first = heard(connection)[0]
-        if chosen is None:
-            assert isinstance(first, Refused)
-            assert first.code == "protocol"
-        else:
-            assert isinstance(first, Welcome | Diagnosis)
-            assert first.version == chosen == connection.version
+@pytest.mark.parametrize("versions", [(1,), (1, 2), (2, 1)])
+def test_a_peer_that_offers_our_version_is_answered_in_it(versions: tuple[int, ...]) -> None:
+    for hello in (Hello(versions, "worker", "", "run", "w", b"w" * 16), Probe(versions, "worker", "", "run")):
+        first = heard(linked(Relay(), hello))[0]
+        assert isinstance(first, Welcome | Diagnosis)
+        assert first.version == PROTOCOL_VERSION
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "older"),
-    [((2, 3), (1,), "the Server's is the older"), ((1,), (2, 3), "the peer's is the older")],
+    ("versions", "older"),
+    [((2, 3), "the Server's is the older"), ((0,), "the peer's is the older"), ((), "the peer's")],
 )
-def test_a_refusal_names_both_sides_versions(theirs: tuple[int, ...], ours: tuple[int, ...], older: str) -> None:
-    (said,) = heard(linked(Relay(versions=ours), Hello(theirs, "trainer", "", "run", "", b"t" * 16)))
-    assert isinstance(said, Refused)
-    for version in (*theirs, *ours):
-        assert str(version) in said.reason
-    assert older in said.reason
+def test_a_refusal_names_both_sides_versions(versions: tuple[int, ...], older: str) -> None:
+    for hello in (Hello(versions, "trainer", "", "run", "", b"t" * 16), Probe(versions, "worker", "", "run")):
+        (said,) = heard(linked(Relay(), hello))
+        assert isinstance(said, Refused)
+        assert said.code == "protocol"
+        assert f"version {PROTOCOL_VERSION}, the peer {', '.join(map(str, versions)) or 'none'}" in said.reason
+        assert older in said.reason
 
 
 def test_a_hello_of_a_newer_version_is_refused_for_its_version() -> None:
@@ -137,17 +119,6 @@ def clients() -> list[tuple[Connection, ClientState]]:
         (TrainerConnection(trainer, silent_s=10, heartbeat_s=3), trainer),
         (ObserverConnection(observer, silent_s=10, heartbeat_s=3), observer),
     ]
-
-
-def test_clients_offer_all_versions_and_accept_the_chosen_one() -> None:
-    for connection, state in clients():
-        state.versions = (1, 2)
-        connection.connected(Identity("server"), 0.0)
-        hello = heard(connection)[0]
-        assert isinstance(hello, Hello)
-        assert hello.versions == (1, 2)
-        feed(connection, control_frame(Welcome(2, 1, 1, 1, 1, 3.0)))
-        assert connection.state == "open"
 
 
 def test_clients_refuse_a_version_that_they_did_not_offer() -> None:

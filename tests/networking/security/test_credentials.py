@@ -23,19 +23,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtensionOID, NameOID
 
 from tmrl_core.errors import CredentialsError
-from tmrl_core.networking.security import certificates, credentials, renewal
+from tmrl_core.networking.security import certificates, credentials, renewal, tls_contexts
 from tmrl_core.networking.security.certificates import read_facts
-from tmrl_core.networking.security.credentials import (
-    bundle,
-    client_context,
-    create,
-    explain,
-    identity_of,
-    server_context,
-)
+from tmrl_core.networking.security.credentials import bundle, create
+from tmrl_core.networking.security.handshakes import explain, identity_of
 from tmrl_core.networking.security.renewal import rotate_token
 from tmrl_core.networking.security.revocations import read_list
-from tmrl_core.networking.security.tls_contexts import read_bundle, read_revoked
+from tmrl_core.networking.security.tls_contexts import client_context, read_bundle, read_revoked, server_context
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="mode bits mean nothing on Windows")
 
@@ -87,7 +81,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "credentials"
 
 
-def installed(folder: Path, role: credentials.BundleRole, name: str, *, days: float = 30) -> Path:
+def installed(folder: Path, role: tls_contexts.BundleRole, name: str, *, days: float = 30) -> Path:
     """A folder as on another machine, made of a bundle."""
     there = folder.parent / f"{role}-{name}"
     credentials.install(bundle(folder, role, name, folder.parent, days=days), there)
@@ -113,7 +107,7 @@ def test_tls_1_2_is_accepted_and_1_1_is_not(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["worker", "trainer"])
-def test_server_reads_role_and_name_from_the_certificate(folder: Path, role: credentials.ClientRole) -> None:
+def test_server_reads_role_and_name_from_the_certificate(folder: Path, role: tls_contexts.ClientRole) -> None:
     there = installed(folder, role, "robot7")
     outcome = Outcome(client_context(there, role), server_context(folder)[0])
     assert identity_of(outcome.peer) == (role, "robot7")
@@ -244,7 +238,7 @@ def test_other_certificates_have_no_identity(certificate: dict[str, Any] | None)
 
 def test_tokens_are_checked_by_role(folder: Path) -> None:
     verifier = server_context(folder)[1]
-    worker, trainer = credentials.token_for(folder, "worker"), credentials.token_for(folder, "trainer")
+    worker, trainer = tls_contexts.token_for(folder, "worker"), tls_contexts.token_for(folder, "trainer")
     assert worker is not None
     assert trainer is not None
     assert len(worker) >= 43  # 256 bits
@@ -280,7 +274,7 @@ def test_create_without_hosts_renews_the_same_names(folder: Path) -> None:
 
 def test_overwrite_makes_old_bundles_useless(folder: Path) -> None:
     there = installed(folder, "worker", "robot7")
-    token = credentials.token_for(folder, "worker")
+    token = tls_contexts.token_for(folder, "worker")
     assert create(folder, overwrite=True).new_authority
     outcome = Outcome(client_context(there, "worker"), server_context(folder)[0])
     assert "another CA" in outcome.client_says()
@@ -341,7 +335,7 @@ def test_ensure_at_once_leaves_one_consistent_set(tmp_path: Path) -> None:
         thread.join(30)
     assert sorted(made) == [False] * 5 + [True]
     context, verifier = server_context(folder)
-    token = credentials.token_for(folder, "trainer")
+    token = tls_contexts.token_for(folder, "trainer")
     assert token is not None
     assert verifier.check("trainer", token)
     assert Outcome(client_context(folder, "trainer"), context).client_error is None
@@ -419,16 +413,16 @@ def test_server_bundle_holds_neither_the_authoritys_key_nor_a_token(folder: Path
     assert len(private) == 2
     assert not any(line in text for line in private)
     assert json.loads(text)["token_hashes"].keys() == {"worker", "trainer"}
-    for role in credentials.CLIENT_ROLES:
-        assert str(credentials.token_for(folder, role)) not in text
+    for role in tls_contexts.CLIENT_ROLES:
+        assert str(tls_contexts.token_for(folder, role)) not in text
 
 
 def test_client_bundle_holds_its_own_role_only(folder: Path) -> None:
     text = bundle(folder, "worker", "robot7", folder.parent).read_text()
-    assert str(credentials.token_for(folder, "worker")) not in text, "a token cannot be taken back from one machine"
+    assert str(tls_contexts.token_for(folder, "worker")) not in text, "a token cannot be taken back from one machine"
     for foreign in ("ca.key", "server.key"):
         assert (folder / foreign).read_text().splitlines()[1] not in text
-    assert str(credentials.token_for(folder, "trainer")) not in text
+    assert str(tls_contexts.token_for(folder, "trainer")) not in text
 
 
 def test_bundles_file_is_named_after_its_holder(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -443,8 +437,8 @@ def test_an_installed_server_and_worker_connect(folder: Path) -> None:
     context, verifier = server_context(server)
     outcome = Outcome(client_context(worker, "worker"), context, "robots.example.org")
     assert identity_of(outcome.peer) == ("worker", "robot7")
-    assert verifier.check("worker", str(credentials.token_for(folder, "worker")))
-    assert credentials.token_for(worker, "worker") is credentials.token_for(worker, "trainer") is None
+    assert verifier.check("worker", str(tls_contexts.token_for(folder, "worker")))
+    assert tls_contexts.token_for(worker, "worker") is tls_contexts.token_for(worker, "trainer") is None
 
 
 def test_bundle_files_are_used_as_they_are(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,8 +448,8 @@ def test_bundle_files_are_used_as_they_are(folder: Path, tmp_path: Path, monkeyp
     context, verifier = server_context(server)
     outcome = Outcome(client_context(worker, "worker"), context)
     assert identity_of(outcome.peer) == ("worker", "robot7")
-    assert verifier.check("worker", str(credentials.token_for(folder, "worker")))
-    assert credentials.token_for(worker, "worker") is None
+    assert verifier.check("worker", str(tls_contexts.token_for(folder, "worker")))
+    assert tls_contexts.token_for(worker, "worker") is None
     assert list((tmp_path / "temporary").iterdir()) == []  # OpenSSL's copy of the key is gone
 
 
@@ -505,7 +499,7 @@ def test_install_refuses_to_mix_authorities(folder: Path, tmp_path: Path, caplog
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("role", ["worker", "server"])
 def test_a_ca_that_has_issued_bundles_is_never_replaced(
-    folder: Path, tmp_path: Path, role: credentials.BundleRole, overwrite: bool
+    folder: Path, tmp_path: Path, role: tls_contexts.BundleRole, overwrite: bool
 ) -> None:
     bundle(folder, role, "robot8", tmp_path)
     create(tmp_path / "foreign")
@@ -615,7 +609,7 @@ def test_wrong_bundle_for_the_role(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("has", "wants"), [("trainer", "worker"), ("worker", "trainer"), ("server", "worker")])
 def test_the_wrong_roles_credentials_are_named(
-    folder: Path, has: credentials.BundleRole, wants: credentials.ClientRole
+    folder: Path, has: tls_contexts.BundleRole, wants: tls_contexts.ClientRole
 ) -> None:
     there = installed(folder, has, "robot7")
     for place in (there, bundle(folder, has, "robot7", folder.parent)):
@@ -625,7 +619,7 @@ def test_the_wrong_roles_credentials_are_named(
 
 
 @pytest.mark.parametrize("has", ["worker", "trainer"])
-def test_a_client_s_credentials_at_a_server_are_named(folder: Path, has: credentials.BundleRole) -> None:
+def test_a_client_s_credentials_at_a_server_are_named(folder: Path, has: tls_contexts.BundleRole) -> None:
     for place in (installed(folder, has, "robot7"), bundle(folder, has, "robot7", folder.parent)):
         with pytest.raises(CredentialsError, match=rf"these are a {has}'s credentials .*--credentials bundle server"):
             server_context(place)
@@ -678,8 +672,8 @@ def test_show_prints_fingerprints_and_expiry_without_secrets(folder: Path) -> No
     assert there["client certificate"].role == "worker"
     assert there["client certificate"].names == ("urn:tmrl-core:worker:robot7",)
     assert there["CA certificate"].fingerprint == records[0].fingerprint
-    for role in credentials.CLIENT_ROLES:
-        assert str(credentials.token_for(folder, role)) not in repr(records)
+    for role in tls_contexts.CLIENT_ROLES:
+        assert str(tls_contexts.token_for(folder, role)) not in repr(records)
 
 
 def test_show_reads_a_bundle(folder: Path, tmp_path: Path) -> None:
@@ -740,7 +734,7 @@ def test_nothing_secret_in_repr_or_log(folder: Path, caplog: pytest.LogCaptureFi
     context, verifier = server_context(folder)
     client_context(file, "worker")
     content = read_bundle(file)
-    secrets = [str(credentials.token_for(folder, role)) for role in credentials.CLIENT_ROLES]
+    secrets = [str(tls_contexts.token_for(folder, role)) for role in tls_contexts.CLIENT_ROLES]
     secrets += [content.key.splitlines()[1], (folder / "ca.key").read_text().splitlines()[1]]
     said = " ".join([repr(content), repr(verifier), repr(context), str(vars(verifier)), caplog.text])
     assert not any(secret in said for secret in secrets)
@@ -771,7 +765,7 @@ def test_the_error_names_a_certificate_with_damaged_extensions() -> None:
         ("ca.pem", server_context),
         ("server.key", server_context),
         ("revoked.json", read_revoked),
-        ("trainer.token", lambda folder: credentials.token_for(folder, "trainer")),
+        ("trainer.token", lambda folder: tls_contexts.token_for(folder, "trainer")),
     ],
 )
 def test_a_pipe_in_place_of_a_file_is_refused_without_blocking(
@@ -831,7 +825,7 @@ def test_an_operators_bundle_admits_an_observer_and_nothing_else(folder: Path) -
     assert identity_of(outcome.peer) == ("operator", "anna")
     content = read_bundle(folder.parent / "anna.operator.bundle")
     assert (content.token_hashes, content.added) == ({}, {})
-    roles: tuple[credentials.ClientRole, ...] = ("worker", "trainer")
+    roles: tuple[tls_contexts.ClientRole, ...] = ("worker", "trainer")
     for role in roles:
         with pytest.raises(CredentialsError, match=f"these are an operator's credentials .* and this is a {role}"):
             client_context(there, role)

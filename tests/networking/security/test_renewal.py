@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tmrl_core.errors import CredentialsError
-from tmrl_core.networking.security import credentials, renewal
+from tmrl_core.networking.security import credentials, renewal, tls_contexts
 from tmrl_core.networking.security.certificates import make_authority, make_client_certificate, read_end, read_facts
 from tmrl_core.networking.security.revocations import NO_LIST, SIGNED_FILE, read_signed
 from tmrl_core.networking.security.tls_contexts import BundleRole, read_bundle, read_revoked, server_context
@@ -158,9 +158,9 @@ def test_revoked_names_are_not_renewed(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_rotated_token_replaces_its_roles_and_no_others(folder: Path) -> None:
-    old = {role: str(credentials.token_for(folder, role)) for role in credentials.CLIENT_ROLES}
+    old = {role: str(tls_contexts.token_for(folder, role)) for role in tls_contexts.CLIENT_ROLES}
     renewal.rotate_token(folder, "worker")
-    new = {role: str(credentials.token_for(folder, role)) for role in credentials.CLIENT_ROLES}
+    new = {role: str(tls_contexts.token_for(folder, role)) for role in tls_contexts.CLIENT_ROLES}
     assert new["worker"] != old["worker"]
     assert new["trainer"] == old["trainer"]
     verifier = server_context(folder)[1]
@@ -176,7 +176,7 @@ def test_a_token_is_rotated_where_the_ca_is(folder: Path, tmp_path: Path) -> Non
 
 
 def test_a_bundle_holds_no_token(folder: Path, tmp_path: Path) -> None:
-    for role in credentials.CLIENT_ROLES:
+    for role in tls_contexts.CLIENT_ROLES:
         content = json.loads(credentials.bundle(folder, role, "any", tmp_path).read_text())
         assert "token" not in content
 

@@ -21,7 +21,7 @@ from tmrl_core.networking.protocol.messages import (
     decode_control,
 )
 from tmrl_core.networking.trainer import TrainerConnection, TrainerState
-from tmrl_core.networking.trainer.connection import MOST_RECORD_RAISES, SUGGESTIONS_AT_ONCE
+from tmrl_core.networking.trainer.connection import MOST_RECORD_RAISES
 from tmrl_core.networking.worker.seal import WorkerSeal
 
 
@@ -87,31 +87,6 @@ def test_a_server_raises_it_by_a_plausible_number(link: TrainerConnection, held:
         give(link, Incarnation(suggested))
     assert held.stored == [5, 9]
     assert [one.incarnation for one in said(link) if isinstance(one, Announce)] == [5, 5, 9, 9]
-
-
-def test_of_ever_higher_suggestions_a_few_are_taken_at_once_and_the_highest_one_later(
-    link: TrainerConnection, held: Held, ends: Ends, remarks: list[tuple[str, str]]
-) -> None:
-    """Each is a durable write and makes the trainer publish again; a round in lockstep begins again."""
-    state = link.trainer
-    for number in range(100):
-        give(link, Incarnation(100 + number))
-    taken = [5, *range(100, 100 + SUGGESTIONS_AT_ONCE)]
-    link.lost(None, 0.0)
-    link = open_link(state, 500)
-    give(link, Incarnation(499))
-    assert held.stored == taken
-    ((text, _),) = remarks
-    assert "ever higher incarnations" in text
-    assert {one.incarnation for one in said(link) if isinstance(one, Announce)} == {taken[-1]}
-
-    link.tick(link.deadline())
-    assert held.stored == [*taken, 500]
-    (card,) = (one for one in said(link) if isinstance(one, Announce))
-    assert ends.worker.announced(card.body)
-    assert ends.worker.incarnation == 500
-    give(link, Incarnation(501))
-    assert held.stored[-1] == 500
 
 
 def test_a_disk_that_fails_keeps_it_and_the_link(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tmrl_core.networking.security import credentials, handshakes
+from tmrl_core.networking.security import credentials, handshakes, tls_contexts
 from tmrl_core.networking.transports.base import Transport, new_event_loop
 from tmrl_core.networking.transports.local import LocalTransport
 from tmrl_core.networking.transports.tls import TlsTransport
@@ -84,8 +84,8 @@ class TestTlsTransport(OurTransportSuite):
 
     def make_transport(self, role: Any) -> Transport:
         if role == "server":
-            return TlsTransport(credentials.server_context(self.keys)[0], identity_of=handshakes.identity_of)
-        return TlsTransport(credentials.client_context(self.keys, role), server_hostname="localhost")
+            return TlsTransport(tls_contexts.server_context(self.keys)[0], identity_of=handshakes.identity_of)
+        return TlsTransport(tls_contexts.client_context(self.keys, role), server_hostname="localhost")
 
 
 @needs_tlspyo

@@ -23,15 +23,15 @@ from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.messages import CloseStream, Hello, OpenStream, control_frame
-from tmrl_core.networking.security import credentials
+from tmrl_core.networking.security import credentials, handshakes, tls_contexts
 from tmrl_core.networking.security.admission import Admission
 from tmrl_core.networking.transports.tls import (
     _LINGER_BYTES,
     _READ_BYTES,
     TlsTransport,
-    _bound,
     _TlsDriver,
     _TlsListener,
+    bound_sockets,
 )
 from tmrl_core.networking.worker import WorkerConnection, WorkerState
 
@@ -126,7 +126,7 @@ def test_a_server_of_all_interfaces_is_reached_by_both_versions(
 @needs_both
 def test_an_empty_host_is_one_port_of_both_versions() -> None:
     with ExitStack() as closing:
-        bound = [closing.enter_context(sock) for sock in _bound("", 0)]
+        bound = [closing.enter_context(sock) for sock in bound_sockets(("",), 0)]
         assert {sock.family for sock in bound} == {socket.AF_INET, socket.AF_INET6}
         assert len({sock.getsockname()[1] for sock in bound}) == 1
 
@@ -225,10 +225,10 @@ def test_the_reasons_are_sent_over_tls_1_2_too(folders: dict[str, Path], wrong: 
     """There the alert comes within the handshake, with 1.3 after it."""
     _, client_folder, _, client_words, _, server_words = WRONG[wrong]
     heard: list[str] = []
-    server_context, _ = credentials.server_context(folders["good"])
+    server_context, _ = tls_contexts.server_context(folders["good"])
     server_context.maximum_version = ssl.TLSVersion.TLSv1_2
     both = {
-        side: (lambda exc, side=side: credentials.explain(exc, host="192.0.2.1", side=side))
+        side: (lambda exc, side=side: handshakes.explain(exc, host="192.0.2.1", side=side))
         for side in ("server", "client")
     }
 
@@ -238,7 +238,7 @@ def test_the_reasons_are_sent_over_tls_1_2_too(folders: dict[str, Path], wrong: 
         )
         listener = await listening.serve("127.0.0.1", 0, worker_connection)
         dialling = TlsTransport(
-            credentials.client_context(folders[client_folder], "worker"),
+            tls_contexts.client_context(folders[client_folder], "worker"),
             server_hostname="localhost",
             explain=both["client"],
         )
@@ -443,7 +443,7 @@ def test_what_follows_a_refusal_is_not_stored(
     loop, listener = server._loop, server._listener
     assert loop is not None
     assert isinstance(listener, _TlsListener)
-    context = credentials.client_context(folders["certified"], "worker")
+    context = tls_contexts.client_context(folders["certified"], "worker")
     raw = socket.create_connection(("127.0.0.1", server.port))
     caller = stack.enter_context(context.wrap_socket(raw, server_hostname="localhost"))
     caller.sendall(control_frame(Hello((1,), "worker", "", "run", "robot", bytes(16))))
@@ -481,7 +481,7 @@ def test_a_refused_link_that_sends_on_and_on_is_cut(
 ) -> None:
     monkeypatch.setattr("tmrl_core.networking.transports.tls.LINGER_S", 3_600.0)
     server = serve(stack, folders["good"])
-    context = credentials.client_context(folders["certified"], "worker")
+    context = tls_contexts.client_context(folders["certified"], "worker")
     raw = socket.create_connection(("127.0.0.1", server.port), DEADLINE_S)
     caller = stack.enter_context(context.wrap_socket(raw, server_hostname="localhost"))
     caller.sendall(bytes(100))  # no message

@@ -234,7 +234,7 @@ def test_offsets_gaps_and_refusals_are_written_before_acknowledgement(tmp_path: 
     # Number, samples, and the position that the worker gave it: it dropped message 1, with 10 samples.
     for number, samples, position in ((0, 2, 0), (2, 3, 12)):
         receiver.next_number = number + 1
-        receiver._position = position + samples
+        receiver.position = position + samples
         receiver._uncommitted.append((number, position + samples))
         received.append(Received(STREAM, number, samples, memoryview(b""), 100))
     log.keep(received)

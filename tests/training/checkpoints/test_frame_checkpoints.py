@@ -93,11 +93,9 @@ def same(left: Any, right: Any) -> bool:
     ("priority", "storage"),
     [
         pytest.param(None, "disk", id="uniform-disk"),
-        pytest.param({"batches_at_once": 8}, "disk", id="blocks-disk"),
         pytest.param({}, "ram", id="prioritized-ram"),
         pytest.param(None, "ram", id="uniform-ram", marks=pytest.mark.full),
-        pytest.param({}, "disk", id="prioritized-disk", marks=pytest.mark.full),
-        pytest.param({"batches_at_once": 8}, "ram", id="blocks-ram", marks=pytest.mark.full),
+        pytest.param({}, "disk", id="prioritized-disk"),
     ],
 )
 def test_a_restored_trainer_samples_the_same_transitions(tmp_path: Path, storage: str, priority: Any) -> None:

@@ -177,31 +177,6 @@ def test_rows_without_a_description_are_the_documented_error(tmp_path: Path) -> 
         make(tmp_path)
 
 
-def test_later_appends_check_older_files_and_remove_damaged_rows(
-    tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    memory = make(tmp_path, memory_size=1000)
-    for i in range(20):
-        memory.append_chunk(make_rows(1, i, 0, 11, end="truncated"))
-    whole = steps(memory)
-    memory.close()
-    second = segments(tmp_path)[1]
-    data = bytearray(second.read_bytes())
-    data[-20] ^= 1
-    second.write_bytes(data)
-    memory = make(tmp_path, memory_size=1000)
-    for i in range(20, 23):
-        memory.append_chunk(make_rows(1, i, 0, 2, end="truncated"))
-    kept = steps(memory)
-    assert kept[-3:] == [(1, i, 1) for i in range(20, 23)]
-    assert kept[:-3] == whole[-len(kept[:-3]) :]
-    assert 0 < len(kept) - 3 < 180
-    assert f"{second} is damaged" in caplog.text
-    assert memory.disk is not None
-    assert memory.disk.lost_rows == 203 - len(kept)
-    assert caplog.text.count("is damaged") == 1
-
-
 def test_a_folder_has_one_trainer(tmp_path: Path) -> None:
     memory = make(tmp_path)
     with pytest.raises(FolderLockedError, match=r"the replay memory.* is in use by process"):

@@ -233,31 +233,6 @@ def test_damage_in_an_older_file_removes_the_transitions_of_its_frames(
         memory.close()
 
 
-def test_rows_found_damaged_later_are_excluded_from_prioritized_sampling(
-    tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    memory = make(tmp_path, memory_size=1000)
-    play(memory, make_rows, range(12))
-    memory.close()
-    second = files(tmp_path)[1]
-    data = bytearray(second.read_bytes())
-    data[-20] ^= 1
-    second.write_bytes(data)
-    memory = make(tmp_path, memory_size=1000, priority={}, batch_size=256)
-    play(memory, make_rows, range(20, 22))
-    assert "is damaged" in caplog.text
-    kept = steps(memory)
-    assert kept[0] > (0, 1)
-    oldest = memory.written - len(memory)
-    for _ in range(10):
-        batch = memory.sample()
-        assert batch[6]["indices"].min() >= oldest
-        assert {(int(image[-1, 0, 0]), int(rew)) for image, rew in zip(batch[3]["image"], batch[2], strict=True)} <= {
-            *kept
-        }
-    memory.close()
-
-
 @contextmanager
 def full_disk(size: int) -> Iterator[None]:
     """While it is entered, no file may grow past `size`."""
@@ -407,7 +382,7 @@ def test_files_of_any_bytes_open_or_are_the_documented_error(
     memory.close()
 
 
-def test_rows_of_a_damaged_file_are_read_until_it_is_checked(tmp_path: Path, make_rows: Any) -> None:
+def test_rows_of_a_damaged_older_file_are_still_read(tmp_path: Path, make_rows: Any) -> None:
     memory = make(tmp_path)
     play(memory, make_rows, range(2), streams=1)
     memory.close()

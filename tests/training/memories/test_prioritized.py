@@ -133,7 +133,6 @@ def test_excluded_transitions_stay_excluded_after_later_errors() -> None:
         ("beta_final", 2.0),
         ("beta_batches", 0),
         ("epsilon", 0.0),
-        ("batches_at_once", 0),
     ],
 )
 def test_a_setting_out_of_its_range_is_named(name: str, value: Any) -> None:
@@ -186,70 +185,6 @@ def test_a_restored_memory_samples_identically(make: Any, make_rows: Any) -> Non
         assert all(torch.equal(left, right) for left, right in zip(batch[:6], expected[:6], strict=True))
         assert all(torch.equal(batch[6][name], expected[6][name]) for name in expected[6])
     other.close()
-
-
-def test_batches_sampled_together_equal_single_ones() -> None:
-    settings = Prioritization(alpha=0.7, beta_batches=10**9)
-    together, alone = Priorities(50, settings), Priorities(50, settings)
-    errors = np.random.default_rng(0).random(50)
-    for priorities in (together, alone):
-        priorities.add(0, 50)
-        priorities.update(np.arange(50), errors)
-    one, other = np.random.default_rng(1), np.random.default_rng(1)
-    indices, weights = together.sample(one, 16, 3)
-    expected = [alone.sample(other, 16) for _ in range(3)]
-    np.testing.assert_array_equal(indices, np.concatenate([found for found, _ in expected]))
-    np.testing.assert_allclose(weights, np.concatenate([found for _, found in expected]), rtol=1e-6)
-    assert together.batches == alone.batches == 3
-
-
-def test_a_checkpoint_holds_the_unused_batches_of_a_block(make: Any, make_rows: Any) -> None:
-    settings = {"priority": {"alpha": 1.0, "batches_at_once": 4}, "n_step": 2}
-    memory = make("one", **settings)
-    for episode in range(5):
-        memory.append_chunk(make_rows(1, episode, 0, 13, end="terminated"))
-    for _ in range(5):  # one, two, and two of four
-        batch = memory.sample()
-        memory.update_priorities(batch[6]["indices"], batch[2])
-    state = memory.state_dict()
-    newest = np.arange(memory.written - len(memory), memory.written) % 40
-    rows = [ring[newest].copy() for ring in memory.row_arrays]
-    after = [memory.sample() for _ in range(7)]
-    memory.close()
-    other = make("one", **settings)
-    other.load_state_dict(state, rows)
-    for expected in after:
-        batch = other.sample()
-        assert all(torch.equal(left, right) for left, right in zip(batch[:6], expected[:6], strict=True))
-        assert all(torch.equal(batch[6][name], expected[6][name]) for name in expected[6])
-    surprising = other.written - 1
-    other.update_priorities(torch.tensor([surprising]), torch.tensor([1e6]))
-    other.append_chunk(make_rows(1, 9, 0, 3))
-    # What is appended, with the highest priority so far, begins a new block.
-    assert set(other.sample()[6]["indices"].tolist()) == {surprising, surprising + 1}
-    other.close()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"indices": np.arange(16)},
-        {"indices": np.full(16, -1)},
-        {"indices": np.full(16, 12)},
-        {"indices": np.zeros((2, 8), np.int64)},
-        {"indices": np.zeros(16)},
-        {"indices": np.zeros(15, np.int64), "weights": np.ones(15, np.float32)},
-        {"indices": np.zeros(0, np.int64), "weights": np.ones(0, np.float32)},
-    ],
-)
-def test_a_checkpoint_with_sampled_rows_that_are_missing_is_refused(make: Any, make_rows: Any, wrong: Any) -> None:
-    memory = make(priority={"batches_at_once": 4})
-    memory.append_chunk(make_rows(1, 0, 0, 13, end="terminated"))
-    right = {"indices": np.zeros(16, np.int64), "weights": np.ones(16, np.float32)}
-    memory._reader._left_over_block(right)
-    with pytest.raises(ValueError, match="not in the memory"):
-        memory._reader._left_over_block({**right, **wrong})
-    memory.close()
 
 
 def test_uniform_batches_have_no_extras_and_take_no_priorities(make: Any, make_rows: Any) -> None:

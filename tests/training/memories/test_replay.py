@@ -330,15 +330,3 @@ def test_an_append_waits_for_a_reader_of_the_rows_it_would_overwrite(make_rows: 
     assert appended.wait(5)
     thread.join()
     lease.release()
-
-
-def test_the_indices_of_a_batch_are_known_until_the_next_one(make_rows: Any) -> None:
-    memory = ReplayMemory(memory_size=10, batch_size=6, nb_steps=3, seed=0)
-    memory.append_chunk(make_rows(1, 0, 0, 25))
-    for batch in memory:
-        indices = memory.indices_of(batch)
-        assert indices is not None
-        # The rows' steps are their place in the stream, and the first row ends no transition.
-        assert [index + 1 for index in indices] == batch[3][:, 2].int().tolist()
-    memory.append_chunk(make_rows(1, 0, 25, 1))
-    assert memory.indices_of(batch) is None

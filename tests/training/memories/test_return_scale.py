@@ -149,7 +149,6 @@ def test_rewards_of_batches_are_divided_as_they_are_drawn() -> None:
                 scaled, whole = tested.sample(), plain.sample()
                 torch.testing.assert_close(scaled[2], whole[2] / tested.returns.scale)
                 assert torch.equal(scaled[0], whole[0])
-                assert tested.indices_of(scaled) is not None
     assert plain.returns is None
     assert tested.get_transition(3)[2] == plain.get_transition(3)[2]
 

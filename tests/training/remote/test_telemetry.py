@@ -79,7 +79,7 @@ def test_a_worker_is_shown_as_the_link_sees_it(run: Run) -> None:
     )
     (worker,) = run.scene().workers
     assert (worker.last_sample_s, worker.steps_per_s) == (None, None)
-    receiver._position, receiver.heard_at, receiver.gap_samples = 300, run.now + 1.0, 4
+    receiver.position, receiver.heard_at, receiver.gap_samples = 300, run.now + 1.0, 4
     run.now += RATE_S
     (worker,) = run.scene().workers
     assert msgspec.to_builtins(worker)
@@ -95,7 +95,7 @@ def test_a_worker_that_sends_whole_episodes_does_not_stand_between_them(run: Run
 
     def rate(after_s: float, samples: int) -> float | None:
         run.now += after_s
-        run.link.trainer.receivers[stream]._position += samples
+        run.link.trainer.receivers[stream].position += samples
         (worker,) = run.scene().workers
         return worker.steps_per_s
 

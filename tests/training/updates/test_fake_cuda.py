@@ -331,7 +331,7 @@ MEMORIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "uniform": (training.ReplayMemory, {}),
     "prepared ahead": (training.ReplayMemory, {"prefetch": 2}),
     "by priorities": (training.ReplayMemory, {"priority": {"alpha": 0.6}}),
-    "several steps": (training.ReplayMemory, {"n_step": 3, "gamma": 0.9, "priority": {"batches_at_once": 2}}),
+    "several steps": (training.ReplayMemory, {"n_step": 3, "gamma": 0.9, "priority": {"alpha": 0.6}}),
     "frames": (training.FrameStackMemory, {}),
     "frames by priorities": (training.FrameStackMemory, {"priority": {"alpha": 0.6}}),
 }

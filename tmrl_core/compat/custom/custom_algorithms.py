@@ -20,8 +20,22 @@ from tmrl_core.training.value_types import Device, Maker, Space
 __all__ = ["REDQSACAgent", "SpinupSacAgent"]
 
 
+@dataclass(eq=False, repr=False)
 class _Attributes(sac.SacAgent):
-    """tmrl's names of the parts of an agent."""
+    """tmrl's arguments that both agents have, and its names of the parts of an agent."""
+
+    observation_space: Space
+    action_space: Space
+    device: Device = None
+    model_cls: Maker = MLPActorCritic
+    gamma: float = 0.99
+    polyak: float = 0.995
+    alpha: float = 0.2
+    lr_actor: float = 1e-3
+    lr_critic: float = 1e-3
+    lr_entropy: float = 1e-3
+    learn_entropy_coef: bool = True
+    target_entropy: Any = None
 
     transient: ClassVar[frozenset[str]] = frozenset(
         {"model_cls", "alpha", "lr_actor", "lr_critic", "lr_entropy", "betas_actor", "betas_critic"}
@@ -94,18 +108,6 @@ class SpinupSacAgent(_Attributes):
         pi_optimizer, q_optimizer, alpha_optimizer: the optimizers, which a script may replace.
     """
 
-    observation_space: Space
-    action_space: Space
-    device: Device = None
-    model_cls: Maker = MLPActorCritic
-    gamma: float = 0.99
-    polyak: float = 0.995
-    alpha: float = 0.2
-    lr_actor: float = 1e-3
-    lr_critic: float = 1e-3
-    lr_entropy: float = 1e-3
-    learn_entropy_coef: bool = True
-    target_entropy: Any = None
     optimizer_actor: Any = "adam"
     optimizer_critic: Any = "adam"
     betas_actor: Sequence[float] | None = None
@@ -138,18 +140,7 @@ class REDQSACAgent(_Attributes, redq.REDQSACAgent):
         q_optimizer_list: the optimizer, which is one for all critics.
     """
 
-    observation_space: Space
-    action_space: Space
-    device: Device = None
     model_cls: Maker = REDQMLPActorCritic
-    gamma: float = 0.99
-    polyak: float = 0.995
-    alpha: float = 0.2
-    lr_actor: float = 1e-3
-    lr_critic: float = 1e-3
-    lr_entropy: float = 1e-3
-    learn_entropy_coef: bool = True
-    target_entropy: Any = None
     n: int = 10
     m: int = 2
     q_updates_per_policy_update: int = 1

@@ -26,15 +26,6 @@ const known = new Map(); // latest values of which curves have a point already
 const shown = new Map(); // what a table shows, so that it is made again only if it changes
 
 const returns = new Chart($("return-chart"), {label: "Return of training episodes", smooth: true, curve: new Curve()});
-const legend = document.createElement("figcaption");
-legend.className = "legend";
-for (const [name, text] of [["c1", "training episodes, smoothed"], ["c2", "evaluations, lowest to highest"], ["c3", "target"]]) {
-  const item = document.createElement("span"), mark = document.createElement("i");
-  mark.className = name;
-  item.append(mark, text);
-  legend.append(item);
-}
-$("return-chart").after(legend);
 const charts = new Map();
 
 function make(name, text, kind) {
@@ -85,6 +76,7 @@ function showScreen(next) {
   $("state").className = {training: "good", collecting: "note", evaluating: "note", paused: "note", ended: "note", waiting: "warn"}[state] ?? "bad";
   showVerdict(); showFaults(); showAlive(); showOrders(); showPictures();
   if (!scene) return;
+  document.body.classList.remove("empty");
   grow(scene);
   rows("policies", scene.policies.map(([version, time, mean]) => [`v${version[1]}`, date(time), numberText(mean)]).reverse(), [2]);
   rows("checkpoints", scene.checkpoints.map(([time, updates, name]) => [name, date(time), numberText(updates)]).reverse(), [2]);
@@ -185,7 +177,7 @@ function drawCurves() {
     curve: curves[RETURN] ?? new Curve(), axis, target: screen?.scene?.target_return ?? null,
     spread: curves[EVALUATION] ? {mean: curves[EVALUATION], low: curves[LOWEST], high: curves[HIGHEST]} : null,
   });
-  legend.lastChild.hidden = returns.options.target === null;
+  $("target-legend").style.visibility = returns.options.target === null ? "hidden" : ""; // its place stays
   for (const name in curves) {
     if (name === RETURN || name.startsWith("eval/")) continue;
     if (!charts.has(name)) {

@@ -11,9 +11,9 @@ import msgspec
 from tmrl_core.config import Config, environment_maker
 from tmrl_core.config.algorithms import Algorithm, algorithm_of, algorithms
 from tmrl_core.config.sections import MemorySection, WorkerSection
-from tmrl_core.errors import ConfigError, MissingExtraError
+from tmrl_core.errors import ConfigError
 from tmrl_core.gateway.advice.agent import AdviceAgent, MakeLearner
-from tmrl_core.gateway.advice.learner import OwnLearner
+from tmrl_core.gateway.advice.learner import Learner
 from tmrl_core.gateway.settings import GatewayAgentSection, gateway_section
 from tmrl_core.gateway.shepherd import client_spaces
 from tmrl_core.roles.training_object import agent_from_config
@@ -24,7 +24,6 @@ def advice_agent(config: Config, name: str) -> AdviceAgent:
 
     Raises:
         ConfigError: its settings do not go together.
-        MissingExtraError: stable-baselines3 is not installed.
     """
     settings = gateway_section(config).agents[name]
     try:
@@ -34,7 +33,7 @@ def advice_agent(config: Config, name: str) -> AdviceAgent:
             settings,
             observation_space,
             action_space,
-            _learners(config, settings, action_space),
+            _learners(config, settings),
             config.run_folder / "gateway" / name / "saves",
             seed=config.run.seed,
             max_bad_updates=config.trainer.max_bad_updates,
@@ -57,16 +56,7 @@ def _learns_from_sessions(algorithm: Algorithm) -> bool:
     return "asynchronous" in algorithm.collection and "ReplayMemory" in algorithm.memories
 
 
-def _learners(config: Config, settings: GatewayAgentSection, action_space: gymnasium.Space[Any]) -> MakeLearner:
-    if settings.stable_baselines3 is not None:
-        try:
-            from tmrl_core.gateway.advice.stable_baselines import StableBaselinesLearner, check_stable_baselines
-        except ModuleNotFoundError as exc:
-            if exc.name != "stable_baselines3":
-                raise
-            raise MissingExtraError("stable-baselines3", "sb3", "stable_baselines3 in gateway.agents") from exc
-        check_stable_baselines(settings.stable_baselines3, action_space)
-        return partial(StableBaselinesLearner, settings=settings.stable_baselines3)
+def _learners(config: Config, settings: GatewayAgentSection) -> MakeLearner:
     own = msgspec.structs.replace(
         config,
         actor=settings.actor or config.actor,
@@ -87,4 +77,4 @@ def _learners(config: Config, settings: GatewayAgentSection, action_space: gymna
     own = msgspec.structs.replace(
         own, agent=msgspec.structs.replace(own.agent, kwargs={"compile": False, **own.agent.kwargs})
     )
-    return partial(OwnLearner, make_agent=agent_from_config(own))
+    return partial(Learner, make_agent=agent_from_config(own))

@@ -1,4 +1,4 @@
-"""Learners of one session: the interface, and that of the project's own off-policy algorithms."""
+"""The learner of one session, with an off-policy agent of the project."""
 
 # Theory of operation
 #
@@ -6,7 +6,7 @@
 # actions, and learns from the results. It knows nothing of HTTP, of the event loop and of other sessions, except for
 # the policies that these publish on the `Board`.
 #
-# Order of one message in `OwnLearner`: record it, answer, and only then update, so that updates run while the client
+# Order of one message: record it, answer, and only then update, so that updates run while the client
 # takes its step. The end of an episode needs no answer. `updates_per_step` is a rate: with 0.5, `_updates_due` reaches
 # 1.0 at every second step, and the rest stays for the next one. Every `PUBLISH_EVERY` updates the board gets a copy of
 # the policy; copies never change, so advisors read them without a lock. A session without updates advises no other.
@@ -30,7 +30,6 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -90,23 +89,37 @@ class SessionContext:
     log_failure: Callable[[str], None] = logger.error
 
 
-class Learner(ABC):
-    """Acts and learns in one session, in a thread of its own.
+class Learner:
+    """Acts and learns in one session, in a thread of its own, with a replay memory and a step recorder.
+
+    Updates follow the answer, while the client takes its step.
 
     Args:
         context: of the session.
+        make_agent: `(observation_space=, action_space=, device=)` makes an `OffPolicyAgent`.
 
     Attributes:
+        algorithm: name of the algorithm, which alone reads its saves.
         steps: environment steps learned from, those before the loaded save included.
     """
 
-    algorithm: str
-    """Name of the algorithm, which alone reads its saves."""
-
-    def __init__(self, context: SessionContext) -> None:
+    def __init__(self, context: SessionContext, make_agent: Callable[..., Any]) -> None:
         self.context = context
         self.steps = 0
         self._saved_at = 0
+        settings = context.settings
+        spaces = {"observation_space": context.observation_space, "action_space": context.action_space}
+        self.agent = make_agent(**spaces, device="cpu")
+        self.algorithm: str = type(self.agent).type_id
+        self._constructed = constructed_settings(self.agent, "agent")
+        self._policy = advised_policy(self.agent.get_actor(), settings.temperature)
+        self._rng = np.random.default_rng(context.seed)
+        self._recorder = StepRecorder(Buffer())
+        self._memory = self._make_memory()
+        self._memory_is_restored = False
+        self._bad = BadUpdates(context.max_bad_updates)
+        self._updates_due = 0.0
+        self._published = 0
 
     def run(self) -> None:
         """Play until the session closes, and save then.
@@ -119,14 +132,6 @@ class Learner(ABC):
         except SessionClosedError:
             if self.steps > self._saved_at:
                 self.save()
-
-    @abstractmethod
-    def _play(self) -> None:
-        """Answer and learn from the client until the channel raises `SessionClosedError`."""
-
-    @abstractmethod
-    def act(self, obs: Any) -> Any:
-        """Return an action for an observation."""
 
     def load(self) -> None:
         """Continue from the newest save; without one, from scratch.
@@ -163,46 +168,6 @@ class Learner(ABC):
                 f"saved again after {context.settings.save_every_steps} steps."
             )
 
-    def save_if_due(self) -> None:
-        """Save every `save_every_steps` steps of the session."""
-        if self.steps - self._saved_at >= self.context.settings.save_every_steps:
-            self.save()
-
-    @abstractmethod
-    def _capture(self) -> Captured:
-        """Return a copy of the learner's state."""
-
-    @abstractmethod
-    def _restore(self, tree: Any, arrays: dict[str, np.ndarray]) -> None:
-        """Continue from a state."""
-
-
-class OwnLearner(Learner):
-    """A learner with an off-policy agent of the project, a replay memory and a step recorder.
-
-    Updates follow the answer, while the client takes its step.
-
-    Args:
-        context: of the session.
-        make_agent: `(observation_space=, action_space=, device=)` makes an `OffPolicyAgent`.
-    """
-
-    def __init__(self, context: SessionContext, make_agent: Callable[..., Any]) -> None:
-        super().__init__(context)
-        settings = context.settings
-        spaces = {"observation_space": context.observation_space, "action_space": context.action_space}
-        self.agent = make_agent(**spaces, device="cpu")
-        self.algorithm = type(self.agent).type_id
-        self._constructed = constructed_settings(self.agent, "agent")
-        self._policy = advised_policy(self.agent.get_actor(), settings.temperature)
-        self._rng = np.random.default_rng(context.seed)
-        self._recorder = StepRecorder(Buffer())
-        self._memory = self._make_memory()
-        self._memory_is_restored = False
-        self._bad = BadUpdates(context.max_bad_updates, None)
-        self._updates_due = 0.0
-        self._published = 0
-
     def _make_memory(self) -> ReplayMemory:
         settings = self.context.settings
         memory = ReplayMemory(
@@ -217,6 +182,7 @@ class OwnLearner(Learner):
         return int(self.agent.updates_asked)
 
     def _play(self) -> None:
+        """Answer and learn from the client until the channel raises `SessionClosedError`."""
         context, learns = self.context, self.context.settings.enable_learning
         action: Any = None
         if learns and self.updates:
@@ -230,7 +196,8 @@ class OwnLearner(Learner):
                 context.channel.answer(action)
             if learns and not message.opening:
                 self._learn()
-                self.save_if_due()
+                if self.steps - self._saved_at >= context.settings.save_every_steps:
+                    self.save()
 
     def act(self, obs: Any) -> Any:
         """Return an action for an observation, with the advice of other sessions unless it learns nothing."""
@@ -263,7 +230,7 @@ class OwnLearner(Learner):
             if self._memory_is_restored and bool(metrics.get(SKIPPED)):
                 self._drop_memory("an update with them was not finite")
                 return
-            self._bad.note(self.updates, metrics, batch, self._memory)
+            self._bad.note(self.updates, metrics, batch)
         if self.updates >= self._published + PUBLISH_EVERY:
             self._publish()
 
@@ -287,6 +254,7 @@ class OwnLearner(Learner):
         self.context.board.publish(self.context.session_id, self.updates, self._policy.snapshot())
 
     def _capture(self) -> Captured:
+        """Return a copy of the learner's state."""
         parts = {"agent": self.agent, "constructed": self._constructed, "memory": self._newest_transitions()}
         captured = {name: capture_part(part, name) for name, part in parts.items()}
         arrays = {name: array for part in captured.values() for name, array in part.arrays.items()}
@@ -305,6 +273,7 @@ class OwnLearner(Learner):
         return saved if memory.returns is None else {**saved, "returns": memory.returns.state()}
 
     def _restore(self, tree: Any, arrays: dict[str, np.ndarray]) -> None:
+        """Continue from a state."""
         state = tree["learner"]
         restore_part(self.agent, "agent", state["agent"], arrays, decoded(state["constructed"], arrays))
         saved = decoded(state["memory"], arrays)

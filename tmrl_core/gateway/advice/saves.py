@@ -1,41 +1,37 @@
-"""Saves of learners: zip files in the folder that all sessions of an agent share."""
+"""Saves of learners: files in the folder that all sessions of an agent share."""
 
 # Theory of operation
 #
-#     000000012000_5f3a.zip      steps of the learner, and its session
-#       save.json                format, algorithm, steps, session; the tree of `training.checkpoints.capture`
-#       arrays.safetensors       its arrays
+#     000000012000_5f3a.save     steps of the learner, and its session: a file of one record (`storage/format.py`)
+#       head                     format, version, algorithm, steps, session
+#       note                     the tree of `training.checkpoints.capture`, as JSON
+#       payload                  its arrays, as safetensors
 #
 # A save is written under another name and renamed, so a file of this name is complete, and other sessions may read the
 # folder at any time. The name begins with the steps in twelve digits, so the order of names is the order of steps, and
 # the newest save is found without opening any.
 #
-# Reading trusts nothing, because a save may come from another machine. The two entries are not compressed, so reading
-# takes no more memory than the file, at most `MAX_BYTES`; the end record is read before `zipfile` sees the file, since
-# a directory of millions of entries would fill the memory (`_check_end`). Rejected: the files of stable-baselines3,
-# which contain pickles.
+# Reading trusts nothing, because a save may come from another machine: a file of at most `MAX_BYTES` is read, whose
+# lengths and checksums must be right. Rejected: the files of stable-baselines3, which contain pickles.
 #
 # A damaged save is skipped with a warning and the one before it counts. One that is deleted by another session between
 # listing and reading is no error: the list is read again.
 
 from __future__ import annotations
 
-import io
 import json
 import logging
-import os
 import re
-import struct
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tmrl_core.errors import CheckpointError
-from tmrl_core.storage import open_now, write_whole
-from tmrl_core.training.checkpoints.checked_files import parse_safetensors, parse_state, safetensors_parts
+from tmrl_core.errors import CheckpointError, StorageError
+from tmrl_core.storage import read_whole, write_whole
+from tmrl_core.storage.format import head_bytes, parse_head, record_buffers, scan
+from tmrl_core.training.checkpoints.checked_files import parse_safetensors, parse_state, safetensors_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +40,8 @@ VERSION = 1
 MAX_BYTES = 1 << 30
 """Limit of a file that is read."""
 
-_STATE, _ARRAYS = "save.json", "arrays.safetensors"
-_NAME = re.compile(r"(\d{1,15})_([A-Za-z0-9-]{1,64})\.zip")
-_END = struct.Struct("<4s4H2LH")
-"""The end record of a zip file without a comment."""
+SUFFIX = ".save"
+_NAME = re.compile(r"(\d{1,15})_([A-Za-z0-9-]{1,64})\.save")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +89,13 @@ class Saves:
         Raises:
             OSError: it cannot be written. The other saves are unchanged.
         """
-        head = {"format": FORMAT, "version": VERSION, "algorithm": save.algorithm}
-        state = {**head, "steps": save.steps, "session": save.session_id, "tree": save.tree}
-        content = io.BytesIO()
-        with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED, allowZip64=False) as file:
-            file.writestr(_STATE, json.dumps(state, allow_nan=True))
-            with file.open(_ARRAYS, "w") as entry:
-                for part in safetensors_parts(save.arrays):
-                    entry.write(part)
+        about = {"version": VERSION, "algorithm": save.algorithm, "steps": save.steps, "session": save.session_id}
+        tree = json.dumps(save.tree, allow_nan=True).encode()
+        record, _ = record_buffers(tree, [safetensors_bytes(save.arrays)])
         name = re.sub(r"[^A-Za-z0-9-]", "-", save.session_id)[:64] or "session"
-        path = self.folder / f"{save.steps:012d}_{name}.zip"
-        write_whole(path, content.getvalue())
+        path = self.folder / f"{save.steps:012d}_{name}{SUFFIX}"
+        content = b"".join([head_bytes(FORMAT, about), *record])
+        write_whole(path, content)
         for old in self.paths()[self.keep :]:
             old.unlink(missing_ok=True)
         return path
@@ -125,7 +115,7 @@ class Saves:
 
     def remove_unfinished(self) -> None:
         """Delete files that a killed process has left half-written. Call this before any session writes."""
-        for path in self.folder.glob(".*.zip.*"):
+        for path in self.folder.glob(f".*{SUFFIX}.*"):
             path.unlink(missing_ok=True)
 
 
@@ -137,47 +127,25 @@ def read_save(path: Path) -> Save:
         CheckpointError: the file is damaged, too large or something else. Nothing in it was executed.
     """
     try:
-        with open(path, "rb", opener=open_now) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > MAX_BYTES:
-                raise CheckpointError(f"{path} has {size} bytes; a save has at most {MAX_BYTES}")
-            _check_end(file, size, path)
-            with zipfile.ZipFile(file) as entries:
-                state, arrays = (_entry(entries, name, path) for name in (_STATE, _ARRAYS))
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise CheckpointError(f"{path} has {size} bytes; a save has at most {MAX_BYTES}")
+        data = memoryview(read_whole(path))
+        form, about, start = parse_head(data, str(path))
     except FileNotFoundError:
         raise
-    except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as exc:
-        if isinstance(exc, CheckpointError):
-            raise
+    except (OSError, StorageError) as exc:
         raise CheckpointError(f"{path} is damaged or not a save: {exc}") from exc
-    found = parse_state(state, path)
-    if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
-        raise CheckpointError(
-            f"{path} has the format {found.get('format')!r}, version {found.get('version')!r}; this release reads "
-            f"{FORMAT!r}, version {VERSION}"
-        )
-    algorithm, steps, session, tree = (found.get(key) for key in ("algorithm", "steps", "session", "tree"))
-    if not (isinstance(algorithm, str) and type(steps) is int and isinstance(session, str) and isinstance(tree, dict)):
-        raise CheckpointError(f"{path} is damaged: its head lacks the algorithm, steps, session or tree")
-    return Save(algorithm, steps, session, tree, parse_safetensors(arrays, path))
-
-
-def _check_end(file: io.BufferedReader, size: int, path: Path) -> None:
-    """Refuse a directory of other than two entries before it is read: a large one would take much memory."""
-    file.seek(max(0, size - _END.size - 20))
-    tail = file.read()
-    if len(tail) >= _END.size:
-        signature, _, _, _, entries, _, _, comment = _END.unpack(tail[-_END.size :])
-        if signature == b"PK\5\6" and entries == 2 and comment == 0 and not tail.startswith(b"PK\6\7"):
-            return
-    raise CheckpointError(f"{path} is damaged or not a save: a save is a zip file of two entries")
-
-
-def _entry(entries: zipfile.ZipFile, name: str, path: Path) -> bytes:
-    try:
-        entry = entries.getinfo(name)
-    except KeyError as exc:
-        raise CheckpointError(f"{path} is not a save: it has no {name}") from exc
-    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
-        raise CheckpointError(f"{path} is not a save: {name} is compressed, which could hide any size")
-    return entries.read(entry)
+    match about:
+        case {"version": version} if (form, version) != (FORMAT, VERSION):
+            raise CheckpointError(
+                f"{path} has the format {form!r}, version {version!r}; this release reads {FORMAT!r}, version {VERSION}"
+            )
+        case {"algorithm": str(algorithm), "steps": int(steps), "session": str(session)}:
+            record = next(scan(data, start, check_payloads=True), None)
+        case _:
+            raise CheckpointError(f"{path} is damaged: its head lacks the algorithm, steps or session")
+    if record is None:
+        raise CheckpointError(f"{path} is cut short or damaged")
+    return Save(
+        algorithm, steps, session, parse_state(record.note, path), parse_safetensors(bytes(record.payload), path)
+    )

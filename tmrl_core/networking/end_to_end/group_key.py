@@ -20,10 +20,9 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers import AEADDecryptionContext, Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 
@@ -76,60 +75,14 @@ class GroupKey:
         if body.readonly:
             body = memoryview(bytearray(body))
         content = body[:-TAG_BYTES]
-        decryptor = self.decryptor(run, subject, nonce)
-        decryptor.update_into(content, body)
-        finish(decryptor, body[-TAG_BYTES:])
-        return content
-
-    def decryptor(self, run: str, subject: str, nonce: bytes) -> AEADDecryptionContext:
-        """Begin to decrypt a content; `finish` ends it."""
-        decryptor = Cipher(AES(self.secret), GCM(nonce)).decryptor()
+        decryptor = Cipher(AES(self.secret), GCM(nonce, bytes(body[-TAG_BYTES:]))).decryptor()
         decryptor.authenticate_additional_data(statement("group", run, subject))
-        return decryptor
-
-
-def finish(decryptor: AEADDecryptionContext, tag: memoryview) -> None:
-    """Check the tag of a decrypted content.
-
-    Raises:
-        ForgedError: it was not encrypted under this key for this subject.
-    """
-    try:
-        decryptor.finalize_with_tag(bytes(tag))
-    except (InvalidTag, ValueError) as exc:  # ValueError: the tag is too short
-        raise ForgedError("its content could not be decrypted") from exc
-
-
-class Encryption(NamedTuple):
-    """Encryption of a message, as its beginning says."""
-
-    key: GroupKey
-    nonce: bytes
-    begin: int
-    """Place of the first encrypted byte."""
-
-
-def encryption(keys: dict[bytes, GroupKey], subject: str, content: memoryview) -> Encryption | None:
-    """Return the encryption of a message that begins with `content`; None: it is readable.
-
-    Args:
-        keys: group keys by their ids.
-
-    Raises:
-        ForgedError: it is too short.
-        UnknownGroupKeyError: its key is missing.
-    """
-    begin = 0
-    if subject == "policy" and content[: len(_POLICY_BEGINS)] == _POLICY_BEGINS:
-        begin = _POLICY_HEAD_BYTES
-    if content[begin : begin + len(_BEGINS)] != _BEGINS:
-        return None
-    if len(content) < begin + _HEAD.size + TAG_BYTES:
-        raise ForgedError("its content could not be decrypted")
-    _, key_id, nonce = _HEAD.unpack_from(content, begin)
-    if key_id not in keys:
-        raise UnknownGroupKeyError(key_id)
-    return Encryption(keys[key_id], nonce, begin + _HEAD.size)
+        try:
+            decryptor.update_into(content, body)
+            decryptor.finalize()
+        except InvalidTag as exc:
+            raise ForgedError("its content could not be decrypted") from exc
+        return content
 
 
 def decrypted(keys: dict[bytes, GroupKey], run: str, subject: str, content: memoryview) -> memoryview:
@@ -142,5 +95,14 @@ def decrypted(keys: dict[bytes, GroupKey], run: str, subject: str, content: memo
         ForgedError: it is damaged.
         UnknownGroupKeyError: its key is missing.
     """
-    found = encryption(keys, subject, content)
-    return content if found is None else found.key.decrypt(run, subject, found.nonce, content[found.begin :])
+    begin = 0
+    if subject == "policy" and content[: len(_POLICY_BEGINS)] == _POLICY_BEGINS:
+        begin = _POLICY_HEAD_BYTES
+    if content[begin : begin + len(_BEGINS)] != _BEGINS:
+        return content
+    if len(content) < begin + _HEAD.size + TAG_BYTES:
+        raise ForgedError("its content could not be decrypted")
+    _, key_id, nonce = _HEAD.unpack_from(content, begin)
+    if key_id not in keys:
+        raise UnknownGroupKeyError(key_id)
+    return keys[key_id].decrypt(run, subject, nonce, content[begin + _HEAD.size :])

@@ -50,7 +50,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import AEADEncryptionContext, Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
@@ -206,17 +206,11 @@ class StreamKeys:
 
     def policy_tag(self, nonce: bytes, version: Version, *content: bytes | memoryview) -> bytes:
         """Return the MAC of a policy for this stream. The trainer draws a random nonce for each."""
-        mac = self.policy_mac(nonce, version)
-        for part in content:
+        mac = Cipher(AES(self._policy_key), GCM(nonce)).encryptor()
+        for part in (statement("policy of a stream", self._stream, *version), *content):
             mac.authenticate_additional_data(part)
         mac.finalize()
         return mac.tag
-
-    def policy_mac(self, nonce: bytes, version: Version) -> AEADEncryptionContext:
-        """Begin the MAC of a policy for this stream; its content is additional data."""
-        mac = Cipher(AES(self._policy_key), GCM(nonce)).encryptor()
-        mac.authenticate_additional_data(statement("policy of a stream", self._stream, *version))
-        return mac
 
 
 class Sealed:

@@ -52,7 +52,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from tmrl_core.errors import HandshakeError, LinkClosedError, NetworkError, RefusedError, TmrlError
 from tmrl_core.forked import FORKED, end_in_forked_children
@@ -84,7 +84,11 @@ _IDLE_TICK_S = 0.002
 """Time that the I/O thread stays awake after the application passed work, so that the next work need not wake it."""
 
 
-class Link:
+End = TypeVar("End", bound=Connection)
+"""The role's end of one link."""
+
+
+class Link(Generic[End]):
     """Base of the worker's and the trainer's link: a thread that keeps one connection to the Server alive.
 
     Args:
@@ -94,7 +98,7 @@ class Link:
         log: log of what other members cause; its summaries are written beside the connection.
     """
 
-    _end: ClassVar[Callable[..., Connection]]
+    _end: ClassVar[Callable[..., Any]]
     """Class of the role's end of one link, made from the state and times in seconds."""
     _hurries = False
     """True: the work in `_serve` continues immediately while there is some."""
@@ -111,7 +115,7 @@ class Link:
         self._thread: threading.Thread | None = None
         self._lost_text = ""
         """Reason why the latest attempt to connect, or the latest connection, has ended."""
-        self._connection: Connection | None = None
+        self._connection: End | None = None
         self._stop: asyncio.Future[None] | None = None
         """Done: the thread is to end."""
         self._closed = False
@@ -242,6 +246,11 @@ class Link:
             with contextlib.suppress(RuntimeError):  # the loop is closed, so there is nothing left to do
                 loop.call_soon_threadsafe(function, *args)
 
+    def _tell(self, act: Callable[[End], object]) -> None:
+        """Have the present connection act, in the I/O thread. A later one does by itself what it missed."""
+        if (connection := self._connection) is not None:
+            self._call(act, connection)
+
     # --- in the I/O thread ---
 
     def _serve(self) -> bool:
@@ -284,7 +293,7 @@ class Link:
         settings = self.settings
         delay = settings.backoff_min_s
         while not stop.done():
-            connection = self._end(
+            connection: End = self._end(
                 self._state,
                 silent_s=settings.silent_s,
                 heartbeat_s=settings.heartbeat_s,
@@ -317,7 +326,10 @@ class Link:
             finally:
                 self._connection = None
             self._notify()
-            final = self._is_final(reason)
+            # Only a person can resolve it; otherwise another attempt may succeed.
+            final: NetworkError | None = reason if isinstance(reason, HandshakeError) else None
+            if isinstance(reason, RefusedError) and reason.code not in RETRYABLE and reason.code != "superseded":
+                final = reason
             if final is not None and not self._welcomes:
                 self._failure = final
                 return
@@ -358,12 +370,6 @@ class Link:
             f"the argument `password` was refused: {found}. With TLS, leave out password here, in the Server and in "
             "the other roles: their certificates and tokens come from the credentials. Without TLS, pass the Server's.",
         )
-
-    def _is_final(self, reason: Exception | None) -> TmrlError | None:
-        """Return the error that only a person can resolve, or None if another attempt may succeed."""
-        if isinstance(reason, RefusedError) and reason.code not in RETRYABLE and reason.code != "superseded":
-            return reason
-        return reason if isinstance(reason, HandshakeError) else None
 
     def _end_soon(self) -> None:
         if self._stop is not None and not self._stop.done():

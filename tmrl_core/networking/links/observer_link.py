@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -16,6 +15,8 @@ from tmrl_core.networking.transports.selection import LinkSettings, client_trans
 
 _SLICE_S = 0.1
 """Maximum delay until the end of a wait is noticed."""
+_ANSWER_S = 0.01
+"""Maximum delay until an answer is noticed."""
 
 
 class ObserverLink:
@@ -43,20 +44,17 @@ class ObserverLink:
         Raises:
             NetworkError: there is no Server, it refuses, the link broke, or no answer came in time.
         """
-        return self._loop.run_until_complete(self._fetch_status(ending))
-
-    async def _fetch_status(self, ending: Callable[[], bool]) -> ServerStatus | None:
         settings = self.settings
         where = f"the Server at {settings.host} port {settings.port}"
         deadline = time.monotonic() + self._timeout_s
         if self._connection is None or self._connection.closing:
-            self._connection = connection = ObserverConnection(
+            connection = ObserverConnection(
                 self._state, silent_s=settings.silent_s, heartbeat_s=settings.heartbeat_s, greeting_s=self._timeout_s
             )
-            self._driver = await self._transport.dial(settings.host, settings.port, connection, self._timeout_s)
+            dialled = self._transport.dial(settings.host, settings.port, connection, self._timeout_s)
+            self._driver = self._loop.run_until_complete(dialled)
+            self._connection = connection
         connection, answers = self._connection, self._state.answers
-        changed = asyncio.Event()
-        self._state.on_change = changed.set
         connection.request_status()
         while self._state.answers == answers:
             if connection.closing:
@@ -65,21 +63,14 @@ class ObserverLink:
                 return None
             if time.monotonic() >= deadline:
                 raise NetworkError(f"{where} did not answer within {self._timeout_s:g} s")
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(changed.wait(), _SLICE_S)
-            changed.clear()
+            self._loop.run_until_complete(asyncio.sleep(_ANSWER_S))
         return self._state.status
 
     def rest(self, seconds: float, ending: Callable[[], bool] = lambda: False) -> bool:
         """Keep the link alive for `seconds`. False: `ending` returned True."""
-        return self._loop.run_until_complete(self._rest(seconds, ending))
-
-    async def _rest(self, seconds: float, ending: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            if ending():
-                return False
-            await asyncio.sleep(min(left, _SLICE_S))
+        while not ending() and (left := deadline - time.monotonic()) > 0:
+            self._loop.run_until_complete(asyncio.sleep(min(left, _SLICE_S)))
         return not ending()
 
     def close(self) -> None:

@@ -146,11 +146,8 @@ class Overflow:
                 job()
             except Exception:
                 logger.exception("the spool's writing thread continues after an error")
-            self._post(self._finish_job)
-
-    def _finish_job(self) -> None:
-        self._done()
-        self._on_written()
+            self._post(self._done)
+            self._post(self._on_written)
 
     @property
     def bound(self) -> str:

@@ -29,7 +29,7 @@ import os
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from tmrl_core.errors import ConfigError, CredentialsError
 from tmrl_core.networking.links.remark_log import RemarkLog
@@ -51,7 +51,6 @@ from tmrl_core.networking.security.tls_contexts import (
 from tmrl_core.networking.transports.selection import LinkSettings, uses_plaintext
 
 if TYPE_CHECKING:
-    from tmrl_core.networking.end_to_end.identity import Signer
     from tmrl_core.networking.observer.seal import ViewerSeal
     from tmrl_core.networking.trainer.seal import TrainerSeal
     from tmrl_core.networking.worker.seal import WorkerSeal
@@ -88,7 +87,9 @@ def mode_of(settings: LinkSettings, role: CertifiedRole) -> Mode:
     folder = find(settings.credentials_dir)
     certified = client_certificate(folder, role) is not None
     if wanted is None:
-        return DEFAULT if certified or _has_issued(folder) else "off"
+        # Where the CA's key is, other machines may have certificates, which they will use.
+        issues = (folder / "ca.key").exists() and bool(read_list(folder / ISSUED_FILE))
+        return DEFAULT if certified or issues else "off"
     if certified or (folder / "ca.key").exists():
         return wanted
     raise CredentialsError(
@@ -96,20 +97,6 @@ def mode_of(settings: LinkSettings, role: CertifiedRole) -> Mode:
         f"token proves an origin to the Server only. Make a bundle for this machine (`{BUNDLE} {role} --name NAME`) "
         "and install it here, or set network.end_to_end: off on all machines of the run."
     )
-
-
-def _has_issued(folder: Path) -> bool:
-    """Return True if the CA's key is here and other machines have certificates, which they will use."""
-    return (folder / "ca.key").exists() and bool(read_list(folder / ISSUED_FILE))
-
-
-class Seal(Protocol):
-    """End of the authentication: `WorkerSeal`, `TrainerSeal` or `ViewerSeal`."""
-
-    signer: Signer
-
-    def count(self, text: str) -> None:
-        """Count an attempt."""
 
 
 class Identity:
@@ -147,7 +134,7 @@ class Identity:
         authority, own, revoked = self._known
         self.signer = Signer(*own)
         self.verifier = Verifier(authority, revoked=revoked)
-        self.seal: Seal | None = None
+        self.seal: WorkerSeal | TrainerSeal | ViewerSeal | None = None
         self.recheck: Callable[[], None] = lambda: None
         self.reconnecting: Callable[[], None] = lambda: None
 

@@ -7,20 +7,17 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.links.remark_log import RemarkLog
-from tmrl_core.networking.links.sealing import Identity, seal_trainer
+from tmrl_core.networking.links.sealing import seal_trainer
 from tmrl_core.networking.protocol.delivery import CommittedOffset, Received
 from tmrl_core.networking.protocol.messages import MAX_COUNT, Blob, Directive, Lateness, PolicyUpdate, Progress, Version
 from tmrl_core.networking.trainer import Member, TrainerConnection, TrainerState
 from tmrl_core.networking.trainer.inbox import TAKEN_BYTES
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.selection import LinkSettings
-
-if TYPE_CHECKING:
-    from tmrl_core.networking.trainer.seal import TrainerSeal
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +43,7 @@ class TrainerCounts(NamedTuple):
     """Messages for a run key that this trainer does not have. The Server may have changed the name of the key."""
 
 
-class TrainerLink(Link):
+class TrainerLink(Link[TrainerConnection]):
     """A trainer's link to the Server.
 
     Args:
@@ -56,8 +53,6 @@ class TrainerLink(Link):
         inbox_bytes: maximum bytes of samples that wait for the training thread (at least one message).
         incarnation, counter, offsets, refusals: from the checkpoint that training resumes from.
         gaps: messages and samples that workers have dropped, as counted in the checkpoint.
-        seal: authenticates samples and what goes to the workers; None: as `settings.end_to_end` says.
-        hold: stores an incarnation durably, before it is used; for `seal` only.
         cost_of: returns the bytes that a message's payload takes in memory, see `trainer.inbox`.
 
     Attributes:
@@ -69,7 +64,6 @@ class TrainerLink(Link):
         ConfigError, CredentialsError: the settings demand authentication that is not possible here.
     """
 
-    _connection: TrainerConnection | None
     _end = TrainerConnection
 
     def __init__(
@@ -84,27 +78,21 @@ class TrainerLink(Link):
         offsets: Mapping[bytes, tuple[int, int]] | None = None,
         refusals: Mapping[bytes, Iterable[tuple[int, str]]] | None = None,
         gaps: tuple[int, int] = (0, 0),
-        seal: TrainerSeal | None = None,
-        hold: Callable[[int], None] = lambda incarnation: None,
         cost_of: Callable[[memoryview], int] = len,
     ) -> None:
-        identity: Identity | None = None
         log = RemarkLog(logger)
-        if seal is None:
-            identity, seal, files = seal_trainer(settings, run, log)
-            if files is not None:
-                incarnation, hold = max(incarnation, files.highest), files.hold
+        identity, seal, files = seal_trainer(settings, run, log)
         self.trainer = TrainerState(
             run=run,
             name=name,
             peer=os.urandom(16),
             inbox_bytes=inbox_bytes,
-            incarnation=incarnation,
+            incarnation=incarnation if files is None else max(incarnation, files.highest),
             counter=counter,
             offsets={stream: CommittedOffset(*offset) for stream, offset in (offsets or {}).items()},
             refusals=refusals,
             seal=seal,
-            hold=hold,
+            hold=(lambda number: None) if files is None else files.hold,
             packs=settings.weights != "whole",
         )
         self.trainer.inbox.cost_of = cost_of
@@ -162,8 +150,7 @@ class TrainerLink(Link):
             LocalProtocolError: workers could not decode the weights.
         """
         version = self.trainer.publish(PolicyUpdate((0, 0), dict(policies), dict(exploration or {})))
-        if (connection := self._connection) is not None:
-            self._call(connection.wake)
+        self._tell(lambda connection: connection.wake())
         return version
 
     def direct(self, directive: Directive, stream: bytes | None = None) -> None:
@@ -173,35 +160,30 @@ class TrainerLink(Link):
             ValueError: the directive is larger than `MAX_BODY_BYTES`.
         """
         self.trainer.direct(directive, stream)
-        if (connection := self._connection) is not None:  # otherwise the next one sends it
-            self._call(connection.direct, stream)
+        self._tell(lambda connection: connection.direct(stream))
 
     def report(self, progress: Progress) -> None:
         """Send the trainer's progress to all workers."""
         if progress != self.trainer.progress:
             self.trainer.progress = progress
-            if (connection := self._connection) is not None:
-                self._call(connection.report)
+            self._tell(TrainerConnection.report)
 
     def show(self) -> None:
         """Send viewers a scene soon, because something has changed that somebody waits for."""
-        if (connection := self._connection) is not None:
-            self._call(connection.show_now)
+        self._tell(TrainerConnection.show_now)
 
     def announce(self) -> None:
         """Send the run card again, because the certificate was renewed."""
-        if (connection := self._connection) is not None:
-            self._call(connection.announce)
+        self._tell(TrainerConnection.announce)
 
     def suggest(self, incarnation: int) -> bool:
         """Take a higher incarnation that another trainer of the run has, with end-to-end authentication.
 
         Without it, the Server assigns incarnations. Return False if nothing is connected, so nothing was done.
         """
-        connection = self._connection
-        if connection is not None and self.trainer.seal is not None:
-            self._call(connection.suggest, incarnation)
-        return connection is not None
+        if self.trainer.seal is not None:
+            self._tell(lambda connection: connection.suggest(incarnation))
+        return self._connection is not None
 
     # --- state ---
 
@@ -258,8 +240,7 @@ class TrainerLink(Link):
         deadline = time.monotonic() + timeout_s
         self.show()  # the end
         while not self.closed and self.connected and not self._all_sent() and time.monotonic() < deadline:
-            if (connection := self._connection) is not None:
-                self._call(connection.wake)
+            self._tell(lambda connection: connection.wake())
             self._wait(self._all_sent, 0.02)
         self._stop_thread()
 

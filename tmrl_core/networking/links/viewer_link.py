@@ -40,7 +40,7 @@ STATUS_S = 2.0
 """Seconds between two requests for the Server's status."""
 
 
-class ViewerLink(Link):
+class ViewerLink(Link[ViewerConnection]):
     """A viewer's link to the Server. Call `start`; it connects again by itself until `close`.
 
     Args:
@@ -53,7 +53,6 @@ class ViewerLink(Link):
         CredentialsError: a file of this machine is missing or damaged.
     """
 
-    _connection: ViewerConnection | None
     _end = ViewerConnection
 
     def __init__(self, settings: LinkSettings, run: str = "", *, name: str = "", orders: bool = True) -> None:
@@ -144,31 +143,30 @@ class ViewerLink(Link):
     @property
     def may_order(self) -> bool:
         """Return True if the trainer would obey this viewer, as far as it is known."""
-        viewer, scene = self.viewer, self.viewer.scene
-        if not self._orders or scene is None or not scene.takes_orders:
-            return False
-        return viewer.seal is not None or not viewer.signed
+        return not self._why_not()
 
     def order(self, order: Order) -> str:
         """Send an order. Return its id, with which `outcome` finds the answer."""
         with self._order_lock:
             number, envelope = self.viewer.envelope(order)
-        if not self.may_order:
-            self.viewer.undelivered(number, self._why_not())
-        elif (connection := self._connection) is None or not self.connected:
-            self.viewer.undelivered(number, self.state)
+        if reason := self._why_not() or ("" if self.connected else self.state):
+            self.viewer.undelivered(number, reason)
         else:
-            self._call(connection.command, number, envelope)
+            self._tell(lambda connection: connection.command(number, envelope))
         return envelope.id
 
     def _why_not(self) -> str:
+        """Return the reason why the trainer would not obey this viewer, as far as it is known; empty: it would."""
+        scene = self.viewer.scene
         if not self._orders:
             return "this viewer only looks"
-        if self.viewer.scene is None:
+        if scene is None:
             return "no trainer was seen yet"
-        if not self.viewer.scene.takes_orders:
+        if not scene.takes_orders:
             return "the trainer carries out no orders"
-        return "this machine has no operator's certificate, and the trainer takes signed orders only"
+        if self.viewer.signed and self.viewer.seal is None:
+            return "this machine has no operator's certificate, and the trainer takes signed orders only"
+        return ""
 
     def outcome(self, id_: str) -> OrderOutcome | None:
         """Return what came of an order; None: no answer has arrived, or it is among the latest no more."""

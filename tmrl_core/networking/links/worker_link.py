@@ -41,7 +41,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -49,7 +49,7 @@ from tmrl_core.errors import LinkClosedError, TmrlError
 from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.links.overflow import CHECK_S, Overflow
 from tmrl_core.networking.links.remark_log import RemarkLog
-from tmrl_core.networking.links.sealing import Identity, seal_worker
+from tmrl_core.networking.links.sealing import seal_worker
 from tmrl_core.networking.protocol.delivery import CloseReport, StreamSecret, StreamSender, WrittenMessage
 from tmrl_core.networking.protocol.messages import (
     EXPERT,
@@ -68,9 +68,6 @@ from tmrl_core.networking.worker import WorkerConnection, WorkerState
 from tmrl_core.networking.worker.outbox import Outbox
 from tmrl_core.rate_limited_log import RateLimitedLog
 from tmrl_core.samples import Chunk, EpisodeRecord, encode_value
-
-if TYPE_CHECKING:
-    from tmrl_core.networking.worker.seal import WorkerSeal
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +93,7 @@ class WorkerCounts(NamedTuple):
     """Messages of a trainer to this worker that were older than accepted ones."""
 
 
-class WorkerLink(Link):
+class WorkerLink(Link[WorkerConnection]):
     """A worker's link to the Server.
 
     Args:
@@ -112,7 +109,6 @@ class WorkerLink(Link):
         drain_timeout_s: time limit for acknowledgements in `close`.
         model_path: file of the worker's copy of the policy, beside which it keeps the highest version that it has
             accepted; None: a worker that starts again accepts any version.
-        seal: authenticates the samples and what comes from the trainer; None: as `settings.end_to_end` says.
         lateness: returns steps, late steps and the 99.9th percentile of lateness in microseconds, in any thread; None:
             the environment has no rate.
 
@@ -120,7 +116,6 @@ class WorkerLink(Link):
         ConfigError, CredentialsError: the settings demand authentication that is not possible here.
     """
 
-    _connection: WorkerConnection | None
     _end = WorkerConnection
     _hurries = True
 
@@ -137,13 +132,10 @@ class WorkerLink(Link):
         spool_bytes: int | None = None,
         drain_timeout_s: float = 10.0,
         model_path: str | os.PathLike[str] | None = None,
-        seal: WorkerSeal | None = None,
         lateness: Callable[[], tuple[int, int, int]] | None = None,
     ) -> None:
-        identity: Identity | None = None
         log = RemarkLog(logger)
-        if seal is None:
-            identity, seal = seal_worker(settings, run, model_path, log)
+        identity, seal = seal_worker(settings, run, model_path, log)
         self._worker = WorkerState(run=run, name=name, peer=os.urandom(16), seal=seal)
         self.lateness = self._worker.lateness = lateness
         super().__init__(settings, self._worker, identity, log)
@@ -394,8 +386,17 @@ class WorkerLink(Link):
     def _log_receiver(self) -> None:
         """Log when this worker's samples lose their receiver and when they have one again."""
         worker = self._worker
-        if remark := self._no_authentication():
-            if remark not in self._logged_halts:
+        remark, same = "", "use the same network.end_to_end on all machines"
+        if worker.trainer_authenticates:
+            remark = (
+                f"the trainer of run {worker.run!r} authenticates its policies and this worker does not check: {same}"
+            )
+        elif worker.seal is not None and not worker.seal.ready and self._sender.active and not worker.ending:
+            remark = f"samples wait here: no trainer of run {worker.run!r} has proved its identity; {same}"
+        elif worker.halted and not self._sender.active:
+            remark = worker.halt_reason
+        if remark:
+            if remark not in self._logged_halts and len(self._logged_halts) < _REFUSALS_SAID:
                 self._halt_line(remark, time.monotonic())
                 self._logged_halts.add(remark)
             self._taken = False
@@ -405,27 +406,10 @@ class WorkerLink(Link):
                 self._receiver_line(f"a trainer of run {worker.run!r} takes samples", time.monotonic())
             self._taken = True
             self._logged_halts.clear()
-        elif worker.halted and worker.halt_reason:
-            if worker.halt_reason not in self._logged_halts and len(self._logged_halts) < _REFUSALS_SAID:
-                self._halt_line(worker.halt_reason, time.monotonic())
-                self._logged_halts.add(worker.halt_reason)
-            self._taken = False
         elif worker.halted and self._taken is not False and not worker.ending:
             line = f"no trainer of run {worker.run!r} is connected: samples wait here until one connects"
             self._receiver_line(line, time.monotonic())
             self._taken = False
-
-    def _no_authentication(self) -> str:
-        """Return the reason why authentication keeps this worker and its trainer apart; empty: nothing does."""
-        worker = self._worker
-        same = "use the same network.end_to_end on all machines"
-        if worker.trainer_authenticates:
-            return (
-                f"the trainer of run {worker.run!r} authenticates its policies and this worker does not check: {same}"
-            )
-        if worker.seal is not None and not worker.seal.ready and self._sender.active and not worker.ending:
-            return f"samples wait here: no trainer of run {worker.run!r} has proved its identity; {same}"
-        return ""
 
     def take_policy(self) -> PolicyUpdate | None:
         """Return the newest policy if it was not taken yet, without waiting."""
@@ -465,13 +449,11 @@ class WorkerLink(Link):
         """Send the trainer this worker's wait reason; empty: it collects again."""
         if text != self._worker.waits:
             self._worker.waits = text
-            if (connection := self._connection) is not None:  # otherwise the next one tells it
-                self._call(connection.say_waits)
+            self._tell(WorkerConnection.say_waits)
 
     def show(self, picture: Picture) -> None:
         """Send viewers a picture of this worker, if the link stands. Safe from any thread."""
-        if (connection := self._connection) is not None:
-            self._call(connection.show, picture)
+        self._tell(lambda connection: connection.show(picture))
 
     @property
     def waits(self) -> str:
@@ -502,12 +484,11 @@ class WorkerLink(Link):
         if drain and not self.closed and self._thread is not None:
             # First, so that a `Halt` that arrives meanwhile is answered with `HandOver`.
             self._worker.ending = True
-            if (connection := self._connection) is not None:
-                self._call(connection.hand_over)
+            self._tell(WorkerConnection.hand_over)
             with contextlib.suppress(TmrlError):
                 self._wait(self._drained, self.drain_timeout_s)
-            if self._drained() and (connection := self._connection) is not None:
-                self._call(connection.end_streams)
+            if self._drained():
+                self._tell(WorkerConnection.end_streams)
         # The thread ends before the rest is written, so that nobody else touches the sender.
         self._stop_thread()
         kept = self._keep_rest()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.protocol.client import ClientState
-from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.client import ClientConnection, ClientState
 from tmrl_core.networking.protocol.messages import LEGAL, Control, StatusPage, StatusRequest, Welcome, decode_body
 from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus
 
@@ -22,13 +21,13 @@ class ObserverState(ClientState):
         """The latest snapshot."""
 
 
-class ObserverConnection(Connection):
+class ObserverConnection(ClientConnection):
     """An observer's end of one link."""
 
     LEGAL = LEGAL["observer"]
 
-    def __init__(self, state: ObserverState, *, silent_s: float, heartbeat_s: float, greeting_s: float = 10.0) -> None:
-        super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
+    def __init__(self, state: ObserverState, **times: float) -> None:
+        super().__init__(state, **times)
         self.observer = state
         self._asking = False
         self._pages: list[bytes] = []
@@ -44,15 +43,10 @@ class ObserverConnection(Connection):
     def _ask(self, page: int) -> None:
         self.send(StatusRequest(page))
 
-    def _on_connected(self) -> None:
-        self.send(self.observer.hello())
-
     def _on_control(self, message: Control) -> None:
         match message:
             case Welcome():
-                self.observer.check_version(message.version)
-                self.state = "open"
-                self.observer.connections += 1
+                self._welcomed(message)
                 if self._asking:
                     self._ask(0)
                 self.observer.on_change()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tmrl_core.errors import ForgedError
@@ -77,11 +76,11 @@ class ViewerState(ObserverState):
         )
         return number, envelope if self.seal is None else self.seal.sign(envelope)
 
-    def undelivered(self, number: int, reason: str, wall_clock: Callable[[], float] = time.time) -> None:
+    def undelivered(self, number: int, reason: str) -> None:
         """Note that an order did not reach the trainer."""
         id_, order = self._numbers.get(number, ("", None))
         if order is not None:
-            outcome = OrderOutcome(id_, order.text, f"refused: {plain(reason)}", wall_clock(), done=False)
+            outcome = OrderOutcome(id_, order.text, f"refused: {plain(reason)}", time.time(), done=False)
             self.answered[id_] = outcome
             if len(self.answered) > MAX_OUTCOMES:
                 self.answered.popitem(last=False)
@@ -129,8 +128,8 @@ class ViewerConnection(ObserverConnection):
 
     LEGAL = LEGAL["viewer"]
 
-    def __init__(self, state: ViewerState, *, silent_s: float, heartbeat_s: float, greeting_s: float = 10.0) -> None:
-        super().__init__(state, silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
+    def __init__(self, state: ViewerState, **times: float) -> None:
+        super().__init__(state, **times)
         self.viewer = state
 
     def command(self, number: int, envelope: OrderEnvelope) -> None:

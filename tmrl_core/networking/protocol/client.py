@@ -1,4 +1,4 @@
-"""State that all clients share. Sans-I/O."""
+"""State that all clients share, and their end of a link up to the welcome. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.protocol.messages import SUPPORTED_VERSIONS, Hello, Role
-
-MAX_UNREAD_BYTES = 16 << 20
-"""Maximum size of unsent control messages of a client. An honest Server always reads."""
+from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.messages import SUPPORTED_VERSIONS, Hello, Role, Welcome
 
 
 class ClientState:
@@ -29,8 +27,6 @@ class ClientState:
         self.name = name
         self.peer = peer
         self.token = token
-        self.versions = SUPPORTED_VERSIONS
-        """Versions of the protocol to offer."""
         self.incarnation = 0
         """Highest incarnation of a trainer that this process knows."""
         self.connections = 0
@@ -43,7 +39,7 @@ class ClientState:
     def hello(self) -> Hello:
         """Return the first message to a Server."""
         return Hello(
-            versions=self.versions,
+            versions=SUPPORTED_VERSIONS,
             role=self.role,
             token=self.token,
             run=self.run,
@@ -52,14 +48,38 @@ class ClientState:
             incarnation=self.incarnation,
         )
 
-    def check_version(self, version: int) -> None:
-        """Check the version of the protocol that the Server chose.
+
+class ClientConnection(Connection):
+    """A client's end of one link: it greets the Server, and is open once the Server has welcomed it.
+
+    Args:
+        client: state of the client, which outlives links.
+        silent_s, heartbeat_s, greeting_s: see `Connection`.
+    """
+
+    MAX_UNREAD_BYTES = 16 << 20
+    """Maximum size of unsent control messages. An honest Server always reads."""
+
+    def __init__(self, client: ClientState, *, silent_s: float, heartbeat_s: float, greeting_s: float = 10.0) -> None:
+        super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
+        self._client = client
+
+    def _on_connected(self) -> None:
+        self.send(self._client.hello())
+
+    def _welcomed(self, message: Welcome) -> None:
+        """Open the link.
 
         Raises:
-            RemoteProtocolError: the version was not offered.
+            RemoteProtocolError: the Server has chosen a version of the protocol that was not offered.
         """
-        if version not in self.versions:
+        if message.version not in SUPPORTED_VERSIONS:
             raise RemoteProtocolError(
-                f"the Server answers in protocol version {version}, this side speaks {list(self.versions)}: "
-                "install the same version of tmrl_core on both sides"
+                f"the Server answers in protocol version {message.version}, this side speaks "
+                f"{list(SUPPORTED_VERSIONS)}: install the same version of tmrl_core on both sides"
             )
+        self.state = "open"
+        self._client.connections += 1
+
+    def _on_closed(self) -> None:
+        self._client.on_change()

@@ -295,16 +295,20 @@ class StreamSender:
         )
         self.next_number += 1
         self.samples_offered += samples
-        self.held_bytes += body_bytes
-        self.held_samples += samples
-        self._newest = message.number
-        self.held_messages += 1
-        self._queue.append(message)
-        self.unsent_bytes += body_bytes
-        self.memory_bytes += body_bytes
+        self._hold(message)
         if self._store is not None:
             self._unwritten.append(message)
         return True
+
+    def _hold(self, message: HeldMessage) -> None:
+        """Count a message, and put it at the end of the queue."""
+        self.held_bytes += message.body_bytes
+        self.memory_bytes += message.memory_bytes
+        self.unsent_bytes += message.body_bytes
+        self.held_samples += message.samples
+        self.held_messages += 1
+        self._newest = message.number
+        self._queue.append(message)
 
     def _drop_new(self, samples: int) -> None:
         """Number a message and drop it immediately, so that the trainer sees the gap."""
@@ -381,16 +385,9 @@ class StreamSender:
         for number, _, position, samples, body_bytes, place in messages:
             # Those in between were acknowledged or dropped: a trainer from an older checkpoint must not wait for them.
             size, kept = message_bytes(SAMPLES_HEAD, body_bytes + self._seal_bytes), min(body_bytes, _WRITTEN_BYTES)
-            message = HeldMessage(number, floor, position, samples, None, body_bytes, size, kept, place)
-            floor = number + 1
-            self.memory_bytes += message.memory_bytes
+            self._hold(HeldMessage(number, floor, position, samples, None, body_bytes, size, kept, place))
             self.written_bytes += body_bytes
-            self.held_bytes += body_bytes
-            self.unsent_bytes += body_bytes
-            self.held_samples += samples
-            self.held_messages += 1
-            self._newest = number
-            self._queue.append(message)
+            floor = number + 1
         # That process may have sent more than it had written, so the trainer may name any later number.
         self.next_number = MAX_NUMBER
 
@@ -703,7 +700,8 @@ class StreamReceiver:
         self.gap_samples = 0
         self.duplicates = 0
         self._acked = 0
-        self._position = offset.position
+        self.position = offset.position
+        """Samples of the stream up to the latest message that has arrived."""
         self._uncommitted: deque[tuple[int, int]] = deque()  # (number, position after it)
         self._refused: deque[Refusal] = deque()
         self._refused_lately: deque[Refusal] = deque(maxlen=100)
@@ -718,11 +716,6 @@ class StreamReceiver:
         self._ignored_epoch: int | None = None
         self.heard_at: float | None = None
         """Time of the latest message; None: there was none."""
-
-    @property
-    def position(self) -> int:
-        """Return the samples of the stream up to the latest message that has arrived."""
-        return self._position
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
@@ -819,12 +812,12 @@ class StreamReceiver:
             raise PostponedError
         if number > self.next_number:
             self.gap_messages += number - self.next_number
-            self.gap_samples += max(0, position - self._position)
+            self.gap_samples += max(0, position - self.position)
         self.next_number = number + 1
-        self._position = position + samples
+        self.position = position + samples
         # The position is kept with each number: a commit of message 7 makes the offset that of 7, although 8 and 9 have
         # arrived.
-        self._uncommitted.append((number, self._position))
+        self._uncommitted.append((number, self.position))
         return Received(self.stream, number, samples, body, self._size), False
 
     def commit(self, number: int, refused: str | None = None) -> None:

@@ -57,7 +57,6 @@ application envelopes (`PolicyUpdate`, `Directive`, `Progress`) as opaque bytes 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
@@ -73,7 +72,7 @@ from tmrl_core.networking.protocol.telemetry import MAX_ORDER_BYTES
 PROTOCOL_VERSION = 1
 """Version of the protocol. Raise it with each change of what is sent, and record `tests/networking/protocol` anew."""
 SUPPORTED_VERSIONS: tuple[int, ...] = (PROTOCOL_VERSION,)
-"""All versions that this side can speak. The newest one that both sides support is used."""
+"""Versions that this side speaks, as it offers them: one, since another one is refused with both numbers."""
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """Count or position. Its range leaves space for one more in the fields of all formats."""
@@ -840,11 +839,6 @@ def versions_of(data: bytes | bytearray | memoryview) -> tuple[int, ...]:
         return _any_hello_decoder.decode(data).versions
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return ()
-
-
-def negotiate(theirs: Iterable[int], ours: Iterable[int]) -> int | None:
-    """Return the newest version that both sides support; None: there is none."""
-    return max(set(theirs) & set(ours), default=None)
 
 
 _body_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}

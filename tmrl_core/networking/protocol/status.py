@@ -133,7 +133,6 @@ class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @decodable
-@decodable
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Status of the Server.
 

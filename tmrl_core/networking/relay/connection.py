@@ -118,8 +118,6 @@ class RelayConnection(Connection):
         self._held: tuple[float, str, str] | None = None
         self.principal = ""
         """Owner of its streams and its id, once it is admitted: the holder of a certificate's name, or of a token."""
-        self.version = 0
-        """Negotiated version of the protocol."""
         self.announces = False
         """True: a trainer that chooses its incarnation; see `Hello`."""
         self.run = ""

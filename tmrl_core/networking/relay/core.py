@@ -77,7 +77,7 @@ from tmrl_core.networking.protocol.messages import (
     MAX_NUMBER,
     MAX_WAITS_CHARACTERS,
     MOST_RAISED,
-    SUPPORTED_VERSIONS,
+    PROTOCOL_VERSION,
     Ack,
     Announce,
     CloseStream,
@@ -111,7 +111,6 @@ from tmrl_core.networking.protocol.messages import (
     Want,
     Watch,
     Welcome,
-    negotiate,
     plain,
     versions_of,
 )
@@ -178,7 +177,6 @@ class Relay:
         settings: bounds.
         authenticate: checks a peer's `Hello`; the default admits every peer (for the in-process transport).
         on_refused: called with (address, reason) for each peer that is refused or breaks the protocol.
-        versions: supported versions of the protocol.
         wall_clock: seconds since 1970, for clients that compare their clock with the Server's.
         spool: stores samples of workers that end while there is no trainer; None: nothing is stored.
         say: called with each line for the Server's log.
@@ -190,7 +188,6 @@ class Relay:
         settings: RelaySettings | None = None,
         authenticate: Authenticate = lambda hello, connection: None,
         on_refused: Callable[[str, str], None] = lambda address, reason: None,
-        versions: tuple[int, ...] = SUPPORTED_VERSIONS,
         wall_clock: Callable[[], float] = time.time,
         spool: Spool | None = None,
         say: Callable[[str], None] = lambda line: None,
@@ -199,7 +196,6 @@ class Relay:
         self.settings = settings or RelaySettings()
         self.authenticate = authenticate
         self.on_refused = on_refused
-        self.versions = versions
         self.wall_clock = wall_clock
         self.probes = Probes(self)
         self.membership_log = MembershipLog(say)
@@ -334,7 +330,7 @@ class Relay:
         """Refuse a peer whose first message is unreadable, if it speaks only other versions. False: it does not."""
         # A message of another protocol version may be unreadable, but its version number never is.
         versions = versions_of(greeting)
-        if not versions or negotiate(versions, self.versions) is not None:
+        if not versions or PROTOCOL_VERSION in versions:
             return False
         self.refuse_versions(link, versions)
         return True
@@ -483,28 +479,25 @@ class Relay:
 
     def admits(self, connection: RelayConnection, hello: Hello) -> bool:
         """Return True for a peer of a known version with valid credentials, which the link has then; refuse others."""
-        version = negotiate(hello.versions, self.versions)
-        if version is None:
+        if PROTOCOL_VERSION not in hello.versions:
             self.refuse_versions(connection, hello.versions)
             return False
         verdict = self.authenticate(hello, connection)
         if verdict is not None:
             self.refuse_peer(connection, *verdict)
             return False
-        connection.version = version
         connection.belong_to_holder(hello.role)
         return True
 
     def refuse_versions(self, connection: RelayConnection, versions: tuple[int, ...]) -> None:
         """Tell a peer that the two sides have no protocol version in common."""
         theirs = ", ".join(map(str, versions[:20])) or "none"
-        ours = ", ".join(map(str, self.versions))
-        older = "the peer's" if not versions or max(versions) < max(self.versions) else "the Server's"
+        older = "the peer's" if max(versions, default=0) < PROTOCOL_VERSION else "the Server's"
         self.refuse_peer(
             connection,
             "protocol",
-            f"the Server speaks protocol version {ours}, the peer {theirs}: install the same version of tmrl_core on "
-            f"both sides ({older} is the older one)",
+            f"the Server speaks protocol version {PROTOCOL_VERSION}, the peer {theirs}: install the same version of "
+            f"tmrl_core on both sides ({older} is the older one)",
         )
 
     def refuse_peer(self, connection: RelayConnection, code: str, reason: str, delay_s: float = 0.0) -> None:
@@ -520,7 +513,7 @@ class Relay:
         settings = self.settings
         connection.send(
             Welcome(
-                connection.version,
+                PROTOCOL_VERSION,
                 incarnation,
                 settings.window_bytes // 2,
                 settings.max_message_bytes,
@@ -554,7 +547,9 @@ class Relay:
         if older is None and (no_place := self.no_place_for("worker")):
             self.refuse_peer(connection, "full", no_place)
             return
-        if older is None and self._too_many_links(connection):
+        # Several machines may share a token.
+        of_one = sum(one.principal == connection.principal for one in self.workers.values())
+        if older is None and connection.identity.role is not None and of_one >= LINKS_OF_ONE:
             self.refuse_peer(
                 connection,
                 "full",
@@ -605,11 +600,6 @@ class Relay:
         """Return the numbers of the linked workers of a worker's run and label. Those of all credentials count."""
         called, run = connection.called, connection.run
         return {one.place for one in self.workers.values() if (one.called, one.run) == (called, run)}
-
-    def _too_many_links(self, connection: RelayConnection) -> bool:
-        if connection.identity.role is None:
-            return False
-        return sum(one.principal == connection.principal for one in self.workers.values()) >= LINKS_OF_ONE
 
     def _accept_trainer(self, connection: RelayConnection, hello: Hello) -> None:
         older = self.trainer

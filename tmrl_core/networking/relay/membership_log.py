@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 
 from tmrl_core.networking.relay.connection import RelayConnection
@@ -17,19 +18,16 @@ class MembershipLog:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._logs: dict[str, RateLimitedLog] = {}
+        self._logs = defaultdict[str, RateLimitedLog](
+            lambda: RateLimitedLog(say, "of these credentials that joined or left")
+        )
         """Log of each principal, so that none hides the lines about others; as many as certificates and roles."""
         self._now = float("-inf")
 
     def _line(self, connection: RelayConnection, line: str, now: float) -> None:
-        log = self._logs.get(connection.principal)
-        if log is None:
-            log = self._logs[connection.principal] = RateLimitedLog(
-                self._say, "of these credentials that joined or left"
-            )
         # A link that another one replaces knows an earlier time, and its lines would make room for others.
         self._now = max(self._now, now)
-        log(f"{_who(connection)} {line}", self._now)
+        self._logs[connection.principal](f"{_who(connection)} {line}", self._now)
 
     def joined(self, connection: RelayConnection, now: float) -> None:
         """Log that a peer was admitted."""

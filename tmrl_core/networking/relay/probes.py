@@ -17,7 +17,15 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.protocol.messages import Diagnosis, Echo, Hello, Probe, control_frame
+from tmrl_core.networking.protocol.messages import (
+    PROTOCOL_VERSION,
+    SUPPORTED_VERSIONS,
+    Diagnosis,
+    Echo,
+    Hello,
+    Probe,
+    control_frame,
+)
 from tmrl_core.networking.relay.places import Places
 from tmrl_core.token_bucket import TokenBucket
 
@@ -88,12 +96,14 @@ class Probes:
             relay.refuse_peer(connection, "full", f"{MAX_PROBES} other checks are in progress; try again later")
             return
         connection.state, connection.source = "probe", connection.echoes.next_frame
-        connection.echoes.up_bytes = connection.echoes.down_bytes = allowance = self._allowance(now)
+        allowance = min(LINK_BYTES, int(self._bytes.available(now)))
+        self._bytes.spend(allowance)
+        connection.echoes.up_bytes = connection.echoes.down_bytes = allowance
         trainer = relay.trainer
         connection.send(
             Diagnosis(
-                version=connection.version,
-                versions=relay.versions,
+                version=PROTOCOL_VERSION,
+                versions=SUPPORTED_VERSIONS,
                 time_s=relay.wall_clock(),
                 no_place=relay.no_place_for(probe.role)[:1000],
                 trainer=trainer is not None,
@@ -102,8 +112,3 @@ class Probes:
                 card=relay.card_of(probe.run),
             )
         )
-
-    def _allowance(self, now: float) -> int:
-        allowance = min(LINK_BYTES, int(self._bytes.available(now)))
-        self._bytes.spend(allowance)
-        return allowance

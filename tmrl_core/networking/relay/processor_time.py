@@ -35,6 +35,8 @@ and each principal has a share of it, `TRAINER_SHARE`.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from tmrl_core.token_bucket import TokenBucket
 
 SHARE = 0.1
@@ -85,7 +87,7 @@ class ProcessorTime:
     """Processor time of all principals."""
 
     def __init__(self) -> None:
-        self._accounts: dict[str, _Account] = {}  # as many as there are certificates and roles
+        self._accounts = defaultdict[str, _Account](_Account)  # as many as there are certificates and roles
         self._now = float("-inf")
         """Latest time so far: a link that another one replaces knows an earlier one, and an account that went back
         would count the time since then twice."""
@@ -96,9 +98,7 @@ class ProcessorTime:
         Return the seconds for which its links should not be read; 0: none.
         """
         self._now = now = max(self._now, now)
-        account = self._accounts.get(principal)
-        if account is None:
-            account = self._accounts[principal] = _Account()
+        account = self._accounts[principal]
         pause_s = 0.0
         for bucket, share, price_s in (
             (account.share, SHARE, seconds),

@@ -71,7 +71,6 @@ class SpoolHandoff:
         self.relay = relay
         self.spool = spool
         self._line = RateLimitedLog(say, "that were about the spool too")
-        self._released_samples: dict[bytes, int] = {}
         spool.on_stored = self._stored
         spool.on_failed = self._failed
 
@@ -227,16 +226,11 @@ class SpoolHandoff:
     def acknowledged(self, stream: RelayStream, ack: Ack) -> None:
         """Handle a trainer's acknowledgement of a stream."""
         kept = self.spool.streams.get(stream.id)
-        if kept is None:
-            self._released_samples.pop(stream.id, None)
+        # The seals of later messages cover their floors, which cannot explain a gap before them to a trainer that
+        # continues from an earlier checkpoint.
+        if kept is None or (ack.tag and ack.next < kept.next_number):
             return
-        if ack.tag and ack.next < kept.next_number:
-            # The seals of later messages cover their floors, which cannot explain a gap before them to a trainer that
-            # continues from an earlier checkpoint.
-            return
-        samples = self._released_samples.get(stream.id, 0) + self.spool.drop(stream.id, ack.next)
-        if stream.id in self.spool.streams:
-            self._released_samples[stream.id] = samples
-        else:
-            self._released_samples.pop(stream.id, None)
-            self.say(f"spool: {samples:,} samples of worker {stream.name}, run {stream.run!r}, have been acknowledged")
+        kept.released += self.spool.drop(stream.id, ack.next)
+        if stream.id not in self.spool.streams:
+            released = f"{kept.released:,} samples of worker {stream.name}, run {stream.run!r}"
+            self.say(f"spool: {released}, have been acknowledged")

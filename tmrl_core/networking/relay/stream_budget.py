@@ -7,6 +7,8 @@ could also fill the trainer's link with announcements, so their bytes have a rat
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+
 from tmrl_core.token_bucket import TokenBucket
 
 STREAM_BYTES = 6_144
@@ -40,39 +42,35 @@ class StreamBudget:
     ) -> None:
         self._of_one_bytes = of_one_bytes
         self._in_all_bytes = in_all_bytes
-        self._announced = announced_bytes_per_s, announced_bytes
-        self._announcements: dict[str, TokenBucket] = {}
+        self._announced_bytes = announced_bytes
+        self._announcements = defaultdict[str, TokenBucket](lambda: TokenBucket(announced_bytes_per_s, announced_bytes))
         self._taken: dict[bytes, tuple[str, int]] = {}
-        self._of: dict[str, int] = {}
+        self._of: Counter[str] = Counter()
         self._all = 0
 
     def acquire(self, stream: bytes, identity: str, signature_bytes: int, now: float) -> str:
         """Reserve memory for a stream of `identity`, in place of its earlier cost. Return the reason of a refusal."""
         self.release(stream)
-        bucket = self._announcements.get(identity)
-        if bucket is None:
-            bucket = self._announcements[identity] = TokenBucket(*self._announced)
+        bucket = self._announcements[identity]
         if bucket.available(now) < signature_bytes:
-            return f"these credentials announced more than {self._announced[1] >> 20} MB of signatures in a short time"
+            return (
+                f"these credentials announced more than {self._announced_bytes >> 20} MB of signatures in a short time"
+            )
         cost = STREAM_BYTES + signature_bytes
-        of_one = self._of.get(identity, 0) + cost
-        if of_one > self._of_one_bytes:
+        if self._of[identity] + cost > self._of_one_bytes:
             return f"the streams of these credentials would take more than {self._of_one_bytes >> 20} MB of memory"
         if self._all + cost > self._in_all_bytes:
             return f"all streams here would take more than {self._in_all_bytes >> 20} MB of memory"
         bucket.spend(signature_bytes)
         self._taken[stream] = identity, cost
-        self._of[identity] = of_one
+        self._of[identity] += cost
         self._all += cost
         return ""
 
     def release(self, stream: bytes) -> None:
         """Release a stream's memory if it was reserved."""
         identity, cost = self._taken.pop(stream, ("", 0))
-        if cost:
-            self._all -= cost
-            left = self._of[identity] - cost
-            if left:
-                self._of[identity] = left
-            else:
-                del self._of[identity]
+        self._all -= cost
+        self._of[identity] -= cost
+        if not self._of[identity]:
+            del self._of[identity]

@@ -21,7 +21,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -54,7 +54,8 @@ class Viewers:
         """Latest parts of each run; the run that was shown last is at the end."""
         self._trainer: RelayConnection | None = None
         self._joined = 0
-        self._commands: dict[str, TokenBucket] = {}  # as many as there are certificates and tokens of observers
+        # As many as there are certificates and tokens of observers.
+        self._commands = defaultdict[str, TokenBucket](lambda: TokenBucket(COMMANDS_PER_S, COMMANDS_AT_ONCE))
         self._pieces: WeakKeyDictionary[RelayConnection, TokenBucket] = WeakKeyDictionary()
 
     def __contains__(self, link: RelayConnection) -> bool:
@@ -115,10 +116,7 @@ class Viewers:
         if link.unread_bytes > MAX_BODY_BYTES:
             raise RemoteProtocolError("commands are sent faster than the answers are read")
         trainer, run = self._trainer, self.run_of(link) if link in self._links else ""
-        bucket = self._commands.get(link.principal)
-        if bucket is None:
-            bucket = self._commands[link.principal] = TokenBucket(COMMANDS_PER_S, COMMANDS_AT_ONCE)
-        if not bucket.take(link.now):
+        if not self._commands[link.principal].take(link.now):
             reason = f"more than {COMMANDS_PER_S:g} order each second from one machine: try again in a while"
         elif trainer is None:
             reason = "no trainer is connected to the Server: start it, or wait until it returns"

@@ -41,7 +41,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -108,7 +108,7 @@ class Admission:
         """Number of pending connections closed in favour of others."""
         self.failed_logins = 0
         self._pending: dict[PendingConnection, None] = {}  # the oldest comes first
-        self._of_network: dict[str, int] = {}
+        self._of_network: Counter[str] = Counter()
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         rate_per_s = _UNKNOWN_ADDRESSES * self.settings.connections_per_s
         self._unknown = TokenBucket(rate_per_s, 2 * self.settings.max_unauthenticated)
@@ -141,7 +141,7 @@ class Admission:
             return self._reject("too many connections from unknown addresses in a short time")
         settings = self.settings
         full = len(self._pending) >= settings.max_unauthenticated
-        if self._of_network.get(network, 0) >= settings.max_per_address:
+        if self._of_network[network] >= settings.max_per_address:
             if not self._evict(now, network):
                 return self._reject("too many unauthenticated connections from that address")
         elif full and not self._evict(now, None):
@@ -151,7 +151,7 @@ class Admission:
             self._unknown.spend()
         pending = PendingConnection(network, now, known, close)
         self._pending[pending] = None
-        self._of_network[network] = self._of_network.get(network, 0) + 1
+        self._of_network[network] += 1
         return pending
 
     def admit(self, pending: PendingConnection, now: float, *, overspent: bool = False) -> None:
@@ -231,10 +231,8 @@ class Admission:
         if pending not in self._pending:
             return False
         del self._pending[pending]
-        left = self._of_network[pending.network] - 1
-        if left:
-            self._of_network[pending.network] = left
-        else:
+        self._of_network[pending.network] -= 1
+        if not self._of_network[pending.network]:
             del self._of_network[pending.network]
         return True
 

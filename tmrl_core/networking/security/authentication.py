@@ -47,8 +47,8 @@ from tmrl_core.networking.security.admission import Admission
 from tmrl_core.networking.security.certificates import read_end, read_signed_list
 from tmrl_core.networking.security.handshakes import BUNDLE, RENEW
 from tmrl_core.networking.security.logins import check_login
-from tmrl_core.networking.security.revocations import SIGNED_FILE, add_revoked, revoked_file
-from tmrl_core.networking.security.secret_files import LINK_WAIT_S, folder_of, read_file, writing
+from tmrl_core.networking.security.revocations import SIGNED_FILE, revoked_file
+from tmrl_core.networking.security.secret_files import folder_of, read_file
 from tmrl_core.networking.security.tls_contexts import (
     CERTIFIED_ROLES,
     OPERATOR_ROLES,
@@ -185,7 +185,6 @@ class ServerAccess:
         """List of revoked certificates with the CA's signature, to be sent to the peers; empty: there is none."""
         self._had_list = revoked_file(self._directory).exists()
         self._revoked = read_revoked(self._directory)
-        self._restore_list()
         self._tokens: WeakKeyDictionary[Connection, tuple[tuple[str, ...], str]] = WeakKeyDictionary()
         self._expiry = _Expiry(now)
         self._expiry.check(self._certificates)
@@ -229,7 +228,6 @@ class ServerAccess:
         changed |= before != self._signed | self._revoked
         if not unread:
             self._files.accept()
-            self._restore_list()
             self._expiry.repeat()
             logger.info("credentials were reloaded; revoked certificates: %d", len(self._signed | self._revoked))
         elif self._files.failed():
@@ -264,24 +262,6 @@ class ServerAccess:
             )
             body = b""
         return body, listed.serials
-
-    def _restore_list(self) -> None:
-        """Write certificates that only the signed list revokes into `revoked.json` again."""
-        lost = self._signed - self._revoked
-        if not lost:
-            return
-        folder = folder_of(self._directory)
-        try:
-            with writing(folder, wait_s=LINK_WAIT_S):
-                add_revoked(folder, (), self._authority())
-        except CredentialsError as exc:
-            logger.warning(
-                "%d certificates that %s revokes are refused, but %s lacks them and was not written again: %s",
-                len(lost),
-                SIGNED_FILE,
-                revoked_file(folder),
-                exc,
-            )
 
     def rejection_of(self, connection: Connection) -> tuple[str, str] | None:
         """Return (refusal code, reason) if an admitted peer would be rejected now, else None."""

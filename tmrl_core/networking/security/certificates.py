@@ -135,11 +135,6 @@ def parse_identity_uri(uri: str) -> tuple[str, str] | None:
     return (role, unquote(name)) if role and separator and name else None
 
 
-def weight_qualifier(weight: int) -> str:
-    """Return the subject's qualifier in the certificate of a holder with this weight; empty for weight 1."""
-    return f"weight {weight}" if weight != 1 else ""
-
-
 def parse_weight(qualifier: str) -> int:
     """Return the weight that a subject's qualifier states; 1 without one."""
     stated = _WEIGHT.fullmatch(qualifier)
@@ -200,7 +195,8 @@ def make_client_certificate(authority: Signed, role: str, name: str, not_after: 
     from cryptography import x509
 
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity_uri(role, check_name(name)))]
-    return _issue(_subject(name, role, weight_qualifier(weight)), not_after, names, authority, server=False)
+    qualifier = f"weight {weight}" if weight != 1 else ""
+    return _issue(_subject(name, role, qualifier), not_after, names, authority, server=False)
 
 
 def is_issued(certificate: str, authority: str) -> bool:
@@ -379,12 +375,6 @@ def _host_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
     return names
 
 
-def _new_key() -> ec.EllipticCurvePrivateKey:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP256R1())
-
-
 def _subject(common_name: str, unit: str | None, qualifier: str = "") -> x509.Name:
     from cryptography import x509
     from cryptography.x509.oid import NameOID
@@ -408,10 +398,11 @@ def _issue(
     """Make a key and a certificate: a server's, a client's, or (None) a CA's; without `authority` it signs itself."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
     is_authority = server is None
-    key = signer = _new_key()
+    key = signer = ec.generate_private_key(ec.SECP256R1())
     issuer = subject
     if authority is not None:
         parsed, signer = _parse(authority.certificate), _parse_key(authority.key)

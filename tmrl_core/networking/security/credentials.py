@@ -82,7 +82,7 @@ from tmrl_core.networking.security.certificates import (
     make_server_certificate,
     read_facts,
 )
-from tmrl_core.networking.security.handshakes import BUNDLE, CREATE, INSTALL, explain, identity_of
+from tmrl_core.networking.security.handshakes import BUNDLE, CREATE, INSTALL, identity_of
 from tmrl_core.networking.security.revocations import (
     ISSUED_FILE,
     REVOKED_FILE,
@@ -103,36 +103,11 @@ from tmrl_core.networking.security.tls_contexts import (
     TOKENS_FILE,
     Bundle,
     BundleRole,
-    ClientRole,
-    TokenVerifier,
-    client_context,
     folder_hashes,
     read_bundle,
-    server_context,
-    token_for,
     token_hash,
     with_article,
 )
-
-__all__ = [
-    "CLIENT_ROLES",
-    "BundleRole",
-    "ClientRole",
-    "Created",
-    "CredentialInfo",
-    "TokenVerifier",
-    "bundle",
-    "client_context",
-    "create",
-    "ensure",
-    "explain",
-    "find",
-    "identity_of",
-    "install",
-    "server_context",
-    "show",
-    "token_for",
-]
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,7 @@
 #
 # Certificates are identified by their serial numbers, which a CA never repeats. So a name can be used again: after
 # `revoke robot7`, a new bundle for robot7 has another serial number and is valid. Three files hold the state, all
-# replaced in one step, under the folder's lock, by the commands `create`, `bundle`, `install`, `revoke` and by a Server
-# that restores a lost entry:
+# replaced in one step, under the folder's lock, by the commands `create`, `bundle`, `install` and `revoke`:
 #
 #     issued.json    beside the CA's key: every certificate it has signed, so that a stolen machine is found by its name
 #     revoked.json   the revoked ones: in the Server's credentials folder, or beside its bundle file
@@ -21,9 +20,9 @@
 # Order. `revoke` writes revoked.json first and revoked.crl last; a reader reads revoked.crl first. A reader in between
 # therefore sees at most a certificate in revoked.json that is not signed yet, never the reverse. So a serial number
 # that revoked.crl alone has was *lost* from revoked.json: the file was deleted, or replaced by an older copy. It stays
-# revoked and is written into revoked.json again. An example: revoked.json lists a and b, revoked.crl a, b and c.
-# `read_lists` returns a, b and c, and the next writer stores all three, with the name that issued.json has for c, where
-# that file is.
+# revoked, as a Server refuses what either list has, and the next command that writes revoked.json writes it again. An
+# example: revoked.json lists a and b, revoked.crl a, b and c. `read_lists` returns a, b and c, and the next writer
+# stores all three, with the name that issued.json has for c, where that file is.
 #
 # What fails. A missing revoked.json counts as "none revoked" only if there never was one: a running Server treats its
 # disappearance as an error and keeps its last list, which is why a new CA empties the file instead of deleting it. A

@@ -85,6 +85,8 @@ class SpooledStream:
         self.stored = 0
         """Every accepted message below this number is durably stored."""
         self.samples = 0
+        self.released = 0
+        """Number of samples that a trainer has acknowledged, since the Server's start."""
         self.body_bytes = 0
         """Bytes of the messages' bodies."""
         self.ended = False

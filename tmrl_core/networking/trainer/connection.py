@@ -40,8 +40,9 @@
 #
 # Incarnations. Without authentication the Server assigns them. A trainer that authenticates takes the number above its
 # checkpoint's and its credentials folder's, stores it before it is used (`hold`), and only follows plausible
-# suggestions: up to 2^20 above its own, 16 at once and then one a minute, because each makes it seal and publish
-# everything again.
+# suggestions, up to 2^20 above its own. Each makes it seal and publish everything again. The relay suggests as often as
+# workers report a higher one, which it limits for each of them; a Server that was taken over may suggest ever higher
+# ones, as it may withhold everything.
 #
 # Bounds. Everything that a Server or a worker can make grow here has a limit beside it: members, signatures, reasons,
 # directives, forgotten streams, one incomplete message. `_MAX_DIRECTIVES` and the others say how many and why.
@@ -60,8 +61,7 @@ import msgspec
 from tmrl_core.bounded_texts import BoundedTexts
 from tmrl_core.errors import CredentialsError, ForgedError, LocalProtocolError, RemoteProtocolError, UnknownRunKeyError
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
-from tmrl_core.networking.protocol.client import MAX_UNREAD_BYTES, ClientState
-from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.client import ClientConnection, ClientState
 from tmrl_core.networking.protocol.delivery import Body, CommittedOffset, PostponedError, Received, StreamReceiver
 from tmrl_core.networking.protocol.framing import FIRST, LAST, Frame, Kind, Wire, cut, message_bytes, spare
 from tmrl_core.networking.protocol.messages import (
@@ -87,6 +87,7 @@ from tmrl_core.networking.protocol.messages import (
     Forged,
     Halt,
     Have,
+    Hello,
     Incarnation,
     Lateness,
     Notice,
@@ -116,7 +117,6 @@ from tmrl_core.networking.trainer.members import Member, Members
 from tmrl_core.networking.trainer.orders import Orders
 from tmrl_core.networking.trainer.postponed import Postponed
 from tmrl_core.networking.trainer.telemetry import TelemetrySource, TelemetryTimes
-from tmrl_core.token_bucket import TokenBucket
 
 if TYPE_CHECKING:  # loaded only where authentication is on
     from tmrl_core.networking.end_to_end.identity import Peer
@@ -130,11 +130,6 @@ MAX_SIGNATURES_BYTES = 32 << 20
 """Maximum size of the signatures of all members. Later members have none, so only their samples are checked."""
 MOST_RECORD_RAISES = 16
 """Number of times that the records of one worker can raise the incarnation: each makes the trainer publish again."""
-SUGGESTIONS_AT_ONCE = 16
-"""Number of incarnations suggested by the Server that are taken at once: each is stored and makes the trainer publish
-again, and in lockstep begin its round again."""
-SUGGESTION_INTERVAL_S = 60.0
-"""Interval in which later ones are taken. The highest one waits."""
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """Seconds after which a message that did not open is requested again, the first time and after many."""
 _RETRY_PASS_S = 0.1
@@ -205,11 +200,6 @@ class TrainerState(ClientState):
         """The incarnation of this process; 0: none yet."""
         self.seal = seal
         self._hold = hold
-        self._suggestions = TokenBucket(1 / SUGGESTION_INTERVAL_S, SUGGESTIONS_AT_ONCE)
-        self._waiting = 0
-        """The highest suggested incarnation that is taken later."""
-        self.suggestion_at = float("inf")
-        """Time at which that one is taken."""
         self._raises: Counter[str] = Counter()
         """Number of raises of the incarnation by the records of each worker, by the identity in its certificate."""
         if seal is not None:
@@ -260,6 +250,10 @@ class TrainerState(ClientState):
         self.orders = Orders(run)
         """Orders of operators."""
 
+    def hello(self) -> Hello:
+        """Return the first message to a Server."""
+        return msgspec.structs.replace(super().hello(), holding=self.holding, announces=self.seal is not None)
+
     def publish(self, update: PolicyUpdate) -> tuple[int, int]:
         """Make `update` the latest policy. Return its present version, which a new incarnation may raise.
 
@@ -296,37 +290,13 @@ class TrainerState(ClientState):
         self._hold(incarnation)
         self.holding = self.incarnation = incarnation
 
-    def suggested(self, incarnation: int, now: float) -> None:
-        """Handle a plausible incarnation that the Server suggests: take it now, or later if there are many."""
-        if not self._plausible(incarnation):
-            return
-        self._waiting = max(self._waiting, incarnation)
-        if self._suggestions.available(now) >= 1:
-            self.take_suggestion(now)
-        elif self.suggestion_at == float("inf"):
-            self.suggestion_at = now + SUGGESTION_INTERVAL_S
-            self.on_remark(
-                "the Server suggests ever higher incarnations, each of which makes this trainer publish again: one is "
-                f"taken every {SUGGESTION_INTERVAL_S:g} s. Check the Server's host (docs/security.md)",
-                "",
-            )
-
-    def take_suggestion(self, now: float) -> None:
-        """Take the highest incarnation that the Server has suggested."""
-        self._suggestions.take(now)
-        self.suggestion_at = float("inf")
-        self.raise_to(self._waiting)
-
     def raise_to(self, incarnation: int) -> None:
         """Take an incarnation if it is plausible."""
-        if self._plausible(incarnation):
+        if self.holding < incarnation <= self.holding + MOST_RAISED:
             try:
                 self._take_incarnation(incarnation)
             except CredentialsError as exc:
                 self.on_remark(f"incarnation {incarnation} is not used: {exc}", "")
-
-    def _plausible(self, incarnation: int) -> bool:
-        return self.holding < incarnation <= self.holding + MOST_RAISED
 
     def may_raise(self, worker: Peer) -> bool:
         """Count a worker's record that claims a higher incarnation. Return False if it has had too many of them."""
@@ -498,31 +468,22 @@ class TrainerState(ClientState):
         """
         with self.lock:
             return {
-                stream: tuple((number, _stored_reason(reason)) for number, reason in told)
+                stream: tuple(
+                    (number, reason.encode("ascii", "backslashreplace").decode()[:_STORED_REASON_CHARACTERS])
+                    for number, reason in told
+                )
                 for stream, receiver in self.receivers.items()
                 if (told := receiver.refusals)
             }
 
 
-def _stored_reason(reason: str) -> str:
-    return reason[:_STORED_REASON_CHARACTERS].encode("ascii", "backslashreplace").decode()[:_STORED_REASON_CHARACTERS]
-
-
-class TrainerConnection(Connection):
+class TrainerConnection(ClientConnection):
     """A trainer's end of one link."""
 
     LEGAL = LEGAL["trainer"]
-    MAX_UNREAD_BYTES = MAX_UNREAD_BYTES
 
-    def __init__(
-        self,
-        state: TrainerState,
-        *,
-        silent_s: float,
-        heartbeat_s: float,
-        greeting_s: float = 10.0,
-    ) -> None:
-        super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
+    def __init__(self, state: TrainerState, **times: float) -> None:
+        super().__init__(state, **times)
         self.source, self.takes = self._next_frame, Kind.DATA
         self.trainer = state
         self._channels: dict[int, StreamReceiver] = {}
@@ -551,18 +512,11 @@ class TrainerConnection(Connection):
         self._cutter: Iterator[Wire] | None = None
         self._telemetry_times = TelemetryTimes()
 
-    def _on_connected(self) -> None:
-        state = self.trainer
-        announces = state.seal is not None
-        self.send(msgspec.structs.replace(state.hello(), holding=state.holding, announces=announces))
-
     def _on_control(self, message: Control) -> None:
         state = self.trainer
         match message:
             case Welcome():
-                state.check_version(message.version)
-                self.state = "open"
-                state.connections += 1
+                self._welcomed(message)
                 if message.anew and state.seal is None:
                     state.incarnation = 0
                 self._given(message.incarnation)
@@ -622,7 +576,7 @@ class TrainerConnection(Connection):
             state.incarnation = max(state.incarnation, incarnation)
         else:
             before = state.holding
-            state.suggested(incarnation, self._now)
+            state.raise_to(incarnation)
             self._raised(before)
 
     def _raised(self, before: int) -> None:
@@ -830,17 +784,11 @@ class TrainerConnection(Connection):
         self._retry_at = min(self._retry_at, self._now + wait_s)
 
     def tick(self, now: float) -> None:
-        """Handle the passing of time: take a waiting incarnation, and request messages that did not open or wait."""
+        """Handle the passing of time: request messages that did not open or wait, and show what is due."""
         super().tick(now)
         if now >= self._postponed.due_at:
             self._request_postponed()
         self._show_due()
-        if self.state == "open" and not self.closing and now >= self.trainer.suggestion_at:
-            before = self.trainer.holding
-            self.trainer.take_suggestion(now)
-            if self.trainer.holding > before:  # the Server takes a repeated number for one that this trainer keeps
-                self._raised(before)
-            self.trainer.on_change()
         if now < self._retry_at or self.closing:
             return
         self._retry_at = float("inf")
@@ -860,10 +808,9 @@ class TrainerConnection(Connection):
 
     def deadline(self) -> float:
         """Return the latest time for the next call of `tick`."""
-        suggestion_at = self.trainer.suggestion_at if self.state == "open" and not self.closing else float("inf")
         shows = self.trainer.telemetry is not None and self.state == "open" and not self.closing
         shown_at = self._telemetry_times.due_at if shows else float("inf")
-        return min(super().deadline(), self._retry_at, suggestion_at, self._postponed.due_at, shown_at)
+        return min(super().deadline(), self._retry_at, self._postponed.due_at, shown_at)
 
     def show_now(self) -> None:
         """Send viewers a scene, because something has changed that somebody waits for."""
@@ -1007,4 +954,4 @@ class TrainerConnection(Connection):
             self.trainer.lose_members()
             self.trainer.waits.clear()
             self.trainer.lateness.clear()
-        self.trainer.on_change()
+        super()._on_closed()

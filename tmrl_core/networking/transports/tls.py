@@ -111,8 +111,8 @@ def _what_to_do(exc: OSError, port: int) -> str:
     return port_in_use_text(port)
 
 
-def _bound(host: str, port: int) -> list[socket.socket]:
-    """Return a socket for each address of `host` (empty: all interfaces), bound to the port, or all to one free port.
+def bound_sockets(hosts: Iterable[str], port: int) -> list[socket.socket]:
+    """Return a socket for each address of hosts (empty: all interfaces), bound to the port, or all to one free port.
 
     uvloop would look the host up in threads of libuv. They do not run in a forked child, which would crash when it ends
     and waits for them.
@@ -122,7 +122,11 @@ def _bound(host: str, port: int) -> list[socket.socket]:
     """
     made: list[socket.socket] = []
     try:
-        infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos = [
+            info
+            for host in hosts
+            for info in socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        ]
         for family, kind, protocol, _, address in dict.fromkeys(infos):
             sock = socket.socket(family, kind, protocol)
             made.append(sock)
@@ -130,7 +134,7 @@ def _bound(host: str, port: int) -> list[socket.socket]:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 # `::` means IPv4 too, as in other servers; an empty host has a socket of IPv4.
-                both = bool(host) and address[0] == "::" and socket.has_dualstack_ipv6()
+                both = all(hosts) and address[0] == "::" and socket.has_dualstack_ipv6()
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
             # Port 0: the first address takes a free port, and the others must have the same, because
             # clients know one number.
@@ -216,12 +220,12 @@ class TlsTransport(Transport):
             OSError: an address cannot be used.
         """
         loop = asyncio.get_running_loop()
-        for sock in _bound(host, port):
+        for sock in bound_sockets((host,), port):
             found: int = sock.getsockname()[1]  # before the socket is the loop's
             yield await loop.create_server(protocol, sock=sock, backlog=256), found
 
     async def connect(self, make: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> None:
-        """Connect to the first address of `host` that answers, looked up in a thread of Python (see `_bound`).
+        """Connect to the first address of `host` that answers, looked up in a thread of Python (see `bound_sockets`).
 
         Raises:
             OSError: the host is unknown, or no address answers.
@@ -434,7 +438,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
                 self.connection.charge(_DISCARDED_READ_S + nbytes * _DISCARDED_BYTE_S, nbytes, self.loop.time())
                 # A peer with no share of the processor left may miss the reason for the end of its link.
                 if self._discarded_bytes > _LINGER_BYTES or (self._finishing and self.connection.overspent):
-                    self._close_socket()
+                    self.abort()
             return
         # Processor time, not wall time: a thread that had to wait for a core must not charge the wait to a
         # member.
@@ -591,11 +595,6 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
             self._socket.write(_PROTOCOL_VERSION_ALERT)
         self._give_up(HandshakeError(text) if _is_about_credentials(exc) else NetworkError(text))
 
-    def _in_time(self) -> None:
-        if self._late_timer is not None:
-            self._late_timer.cancel()
-            self._late_timer = None
-
     def _late(self) -> None:
         self._late_timer = None
         if self._finishing:
@@ -608,7 +607,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         self._give_up(NetworkError(f"{what} within {self._owner.admission.settings.greeting_s:g} s"))
 
     def _on_admitted(self) -> None:
-        self._in_time()
+        if self._late_timer is not None:
+            self._late_timer.cancel()
         if self._pending is not None:
             self._owner.admission.admit(self._pending, self.loop.time(), overspent=self.connection.overspent)
             self._pending = None
@@ -616,7 +616,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
     def _on_evicted(self, reason: str) -> None:
         self._reason = NetworkError(reason)
         self._owner.on_refused(self._address, reason)
-        self._close_socket()
+        self.abort()
 
     def _give_up(self, reason: NetworkError) -> None:
         self._reason = reason
@@ -722,15 +722,12 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         # Closing with unread bytes in the socket would reset the connection and lose the last message.
         with contextlib.suppress(OSError, RuntimeError, NotImplementedError):
             self._socket.write_eof()
-        self._linger = self.loop.call_later(LINGER_S, self._close_socket)
-
-    def _close_socket(self) -> None:
-        if self._socket is not None:
-            self._socket.abort()
+        self._linger = self.loop.call_later(LINGER_S, self.abort)
 
     def abort(self) -> None:
         """Close immediately."""
-        self._close_socket()
+        if self._socket is not None:
+            self._socket.abort()
 
 
 def _address_of(transport: asyncio.BaseTransport) -> str:

@@ -1,7 +1,7 @@
 """A worker's side of a link: its state, which outlives links, and its end of each. Sans-I/O.
 
-A lost connection loses no data: the next one continues from the state. `seal.py` and `arriving_policy.py` import
-`cryptography`, which costs a process about 10 MB, so they are imported only if end-to-end authentication is on.
+A lost connection loses no data: the next one continues from the state. `seal.py` imports `cryptography`, which costs a
+process about 10 MB, so it is imported only if end-to-end authentication is on.
 """
 
 from tmrl_core.networking.worker.connection import WorkerConnection, WorkerState

@@ -21,10 +21,9 @@
 #
 # A policy goes through three hands: `PolicyReceiver` assembles its frames in pooled memory, the seal checks its origin,
 # and `policy_arrived` keeps it if it is newer. `Have` is sent when it has arrived and not when it is used: the Server
-# may send the next one then, and a worker that is busy skips those in between. A large encrypted policy is decrypted
-# while it arrives, frame by frame (`arriving_policy.py`), which takes the place of the copy. On a thin link it is
-# packed: `kept_policies.py` makes the policy of it here, in the I/O thread, so that the environment loop gets the bytes
-# that it would get otherwise. A complete one that is older than the newest is opened too, as a base.
+# may send the next one then, and a worker that is busy skips those in between. On a thin link it is packed:
+# `kept_policies.py` makes the policy of it here, in the I/O thread, so that the environment loop gets the bytes that it
+# would get otherwise. A complete one that is older than the newest is opened too, as a base.
 #
 # What cannot be opened yet. The Server sends last values before the letter that brings the group key, because it stores
 # them. The latest policy, report and directive without a key are kept, one of each (`_unopened`), and handled when a
@@ -47,8 +46,7 @@ import msgspec
 
 from tmrl_core.errors import ForgedError, NetworkError, RemoteProtocolError, UnknownGroupKeyError
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
-from tmrl_core.networking.protocol.client import MAX_UNREAD_BYTES, ClientState
-from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.client import ClientConnection, ClientState
 from tmrl_core.networking.protocol.delivery import StreamSecret, StreamSender
 from tmrl_core.networking.protocol.framing import FIRST, LAST, Frame, Kind, Wire, spare
 from tmrl_core.networking.protocol.messages import (
@@ -68,6 +66,7 @@ from tmrl_core.networking.protocol.messages import (
     Halt,
     HandOver,
     Have,
+    Hello,
     Lacks,
     Lateness,
     OpenStream,
@@ -98,28 +97,12 @@ _POLICY_KEEP_BYTES = 64 << 20
 _Content = TypeVar("_Content", bytes, memoryview)
 
 
-Add = Callable[[memoryview], None]
-"""Takes the next piece of a policy."""
-
-
 class PolicyReceiver:
-    """Assemble the WEIGHTS frames of a policy update, in memory of `bodies`.
+    """Assemble the WEIGHTS frames of a policy update, in memory of `bodies`."""
 
-    Args:
-        begin: called with the version, the first piece and the memory for all of a policy. Returns a function that
-            writes the pieces there; None: they are copied.
-    """
-
-    def __init__(
-        self,
-        max_bytes: int,
-        bodies: BodyPool | None = None,
-        begin: Callable[[Version, memoryview, memoryview], Add | None] | None = None,
-    ) -> None:
+    def __init__(self, max_bytes: int, bodies: BodyPool | None = None) -> None:
         self.max_bytes = max_bytes
         self._bodies = bodies or BodyPool(_POLICY_KEEP_BYTES)
-        self._begin = begin
-        self._add: Add | None = None
         self._body: memoryview | None = None
         self._version = (0, 0)
         self._filled = 0
@@ -136,20 +119,16 @@ class PolicyReceiver:
             self._body = self._bodies.take(length)
             self._filled = 0
             payload = payload[begin:]
-            self._add = self._begin(self._version, payload, self._body) if self._begin is not None else None
         if self._body is None:
             raise RemoteProtocolError("a policy update was continued without a beginning")
         end = self._filled + len(payload)
         if end > len(self._body) or (frame.flags & LAST and end != len(self._body)):
             raise RemoteProtocolError(f"a policy update announced {len(self._body)} bytes and has others")
-        if self._add is None:
-            self._body[self._filled : end] = payload
-        else:
-            self._add(payload)
+        self._body[self._filled : end] = payload
         self._filled = end
         if not frame.flags & LAST:
             return None
-        body, self._body, self._add = self._body, None, None
+        body, self._body = self._body, None
         return self._version, body
 
 
@@ -204,6 +183,10 @@ class WorkerState(ClientState):
         self.hand_over_refusal = ""
         """Reason why the Server stopped storing the handed-over samples."""
 
+    def hello(self) -> Hello:
+        """Return the first message to a Server."""
+        return msgspec.structs.replace(super().hello(), have=self.policy_version, base=self.kept.base)
+
     def new_stream(self) -> bytes:
         """Return the id of a new stream, whose `StreamSender` has this state's seal."""
         return os.urandom(16) if self.seal is None else self.seal.new_stream()
@@ -226,9 +209,9 @@ class WorkerState(ClientState):
 
     def can_continue(self, stream: bytes, secret: StreamSecret | None) -> bool:
         """Continue the authentication of a stream of an earlier process. Return False if that is not possible."""
-        if secret is None or self.seal is None:
-            return secret is None and self.seal is None
-        return self.seal.continue_stream(stream, secret)
+        if self.seal is None:
+            return secret is None
+        return secret is not None and self.seal.continue_stream(stream, secret)
 
     def announcement(self, sender: StreamSender, signature: bytes) -> bytes:
         """Return a stream's signature, in its record if it is authenticated. The certificate may have been renewed."""
@@ -283,22 +266,13 @@ class WorkerState(ClientState):
         self.incarnation = max(self.incarnation, version[0])
 
 
-class WorkerConnection(Connection):
+class WorkerConnection(ClientConnection):
     """A worker's end of one link."""
 
     LEGAL = LEGAL["worker"]
-    MAX_UNREAD_BYTES = MAX_UNREAD_BYTES
 
-    def __init__(
-        self,
-        state: WorkerState,
-        *,
-        silent_s: float,
-        heartbeat_s: float,
-        max_policy_bytes: int = 1 << 30,
-        greeting_s: float = 10.0,
-    ) -> None:
-        super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
+    def __init__(self, state: WorkerState, *, max_policy_bytes: int = 1 << 30, **times: float) -> None:
+        super().__init__(state, **times)
         self.source, self.takes = self._next_frame, Kind.WEIGHTS
         self.worker = state
         self.window_bytes = 0
@@ -306,8 +280,7 @@ class WorkerConnection(Connection):
         self._ended = False
         self._halted: set[int] = set()
         """Channels that were halted and have not requested the handoff."""
-        begin = state.seal.receive_policy if state.seal is not None else None
-        self._policy = PolicyReceiver(max_policy_bytes, state.bodies, begin)
+        self._policy = PolicyReceiver(max_policy_bytes, state.bodies)
         self._is_delta = False
         self._turn = 0
         self._told_ignored = (0, 0)
@@ -318,19 +291,13 @@ class WorkerConnection(Connection):
         self._unopened: dict[str, Callable[[], None]] = {}
         """Handlers of the latest messages of each kind whose key has not arrived yet."""
 
-    def _on_connected(self) -> None:
-        state = self.worker
-        self.send(msgspec.structs.replace(state.hello(), have=state.policy_version, base=state.kept.base))
-
     def _on_control(self, message: Control) -> None:
         state = self.worker
         match message:
             case Welcome():
-                state.check_version(message.version)
-                self.state = "open"
+                self._welcomed(message)
                 self.window_bytes = message.window_bytes
                 self.spool_bytes = message.spool_bytes
-                state.connections += 1
                 if message.anew:
                     state.begin_anew()
                 if state.seal is None:
@@ -440,21 +407,17 @@ class WorkerConnection(Connection):
             partial(self._published, version, body, delta),
         )
         if content is not None:
-            self._unpacked(version, content)
+            policy = state.kept.body_of(version, content)
+            if policy is None:
+                # `Have` was said: the Server goes on, with a complete policy before the next delta.
+                self.put("lacks", Lacks())
+            elif state.seal is None or version >= state.seal.accepted:  # otherwise it is a base
+                state.policy_arrived(version, policy)
         elif (
             state.policy_version == (0, 0) and state.incarnation > 0 and not self._unopened.keys() & {"policy", "delta"}
         ):
             self._contest(version[0])  # older than what an earlier process of this worker has accepted
         state.on_change()
-
-    def _unpacked(self, version: Version, content: bytes | memoryview) -> None:
-        state = self.worker
-        policy = state.kept.body_of(version, content)
-        if policy is None:
-            # `Have` was said: the Server goes on, with a complete policy before the next delta.
-            self.put("lacks", Lacks())
-        elif state.seal is None or version >= state.seal.accepted:  # otherwise it is a base
-            state.policy_arrived(version, policy)
 
     def _announced(self, seal: WorkerSeal, message: Announce) -> None:
         state = self.worker
@@ -614,4 +577,4 @@ class WorkerConnection(Connection):
             sender.halt()
         self.worker.pictures.clear()
         self.worker.trainer_gone()
-        self.worker.on_change()
+        super()._on_closed()

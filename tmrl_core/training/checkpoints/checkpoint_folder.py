@@ -36,7 +36,7 @@ from tmrl_core.training.checkpoints.checked_files import (
     parse_safetensors,
     parse_state,
     read_file,
-    safetensors_parts,
+    safetensors_bytes,
     write_file,
 )
 from tmrl_core.training.checkpoints.manifest import Manifest, RowsFile, read_manifest, write_manifest
@@ -84,8 +84,8 @@ def write_checkpoint(folder: Path, captured: Captured, manifest: Manifest) -> No
     try:
         temporary.mkdir(parents=True)
         manifest.files = {
-            "state.json": write_file(temporary / "state.json", [json.dumps(captured.tree).encode()]),
-            "arrays.safetensors": write_file(temporary / "arrays.safetensors", safetensors_parts(captured.arrays)),
+            "state.json": write_file(temporary / "state.json", json.dumps(captured.tree).encode()),
+            "arrays.safetensors": write_file(temporary / "arrays.safetensors", safetensors_bytes(captured.arrays)),
         }
         write_manifest(temporary, manifest)
         flush_folder(temporary)

@@ -77,7 +77,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write a manifest, with a checksum of itself."""
     body = msgspec.to_builtins(manifest)
     crc = zlib.crc32(json.dumps(body, sort_keys=True).encode())
-    write_file(folder / MANIFEST, [json.dumps({"body": body, "crc32": crc}, sort_keys=True, indent=1).encode()])
+    write_file(folder / MANIFEST, json.dumps({"body": body, "crc32": crc}, sort_keys=True, indent=1).encode())
 
 
 def read_manifest(folder: Path) -> Manifest:

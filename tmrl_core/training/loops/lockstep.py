@@ -347,7 +347,7 @@ class TrainingLockstep(TrainingOffline):
         metrics = dict(self._agent.train(batch))
         updates = int(metrics.pop("updates", 1))
         skipped = int(metrics.pop("updates_skipped", 0))
-        rounds_skipped = self._bad.note(self.rounds_done + 1, metrics, batch, memory)
+        rounds_skipped = self._bad.note(self.rounds_done + 1, metrics, batch)
         self.updates_skipped += skipped or rounds_skipped
         statistics.add(metrics)
         statistics.updates = updates

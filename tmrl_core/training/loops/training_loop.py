@@ -22,7 +22,7 @@
 # - `interface.rest` comes first, where nothing is half done: a checkpoint holds the generator of the memory as it is
 #   before the next batch.
 # - The batch is taken before samples are inserted, so that it depends on nothing that arrives after the checkpoint's
-#   place. Its indices are looked up before the insertion, which may overwrite the rows.
+#   place.
 # - Metrics are recorded unread: reading a tensor waits for its device.
 # - A policy is published after the updates that it contains, and the turn of synchronous workers is given last,
 #   because they act at once.
@@ -41,9 +41,9 @@
 # returns what it is given. In numbers: two ranks have received 600 and 430 samples; both know 1,030 and make the same
 # 31 updates.
 #
-# An update that produced NaN or Inf has been rolled back by the agent; the loop counts it, describes its batch in a
-# file, and ends the run after `max_bad_updates` in a row. `updates_skipped` counts them, and so does `total_updates`,
-# or the ratio would allow a broken run to repeat the same update for ever.
+# An update that produced NaN or Inf has been rolled back by the agent; the loop counts it, logs which columns of its
+# batch hold such numbers, and ends the run after `max_bad_updates` in a row. `updates_skipped` counts them, and so does
+# `total_updates`, or the ratio would allow a broken run to repeat the same update for ever.
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ from tmrl_core.training.loops.update_batching import UpdatesAtOnce
 from tmrl_core.training.memories.declaration import expect
 from tmrl_core.training.rank_group import RANK_GROUP
 from tmrl_core.training.updates.skipped_updates import SKIPPED, BadUpdates
-from tmrl_core.training.value_types import Batch, Device, Indices, Metrics, State
+from tmrl_core.training.value_types import Batch, Device, Metrics, State
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,6 @@ class TrainingOffline(TrainingLoop):
         memory_cls: `(nb_steps=, device=)` creates the memory.
         training_agent_cls: `(observation_space=, action_space=, device=)` creates the TrainingAgent.
         device: passed to memory and agent; None: the memory gets the agent's.
-        bad_updates_folder: folder for descriptions of the batches of skipped updates; None: no descriptions.
         declared: parts of the samples ("observation", "action", "extras") that reach the memory as the environment and
             the policy declare them, unchanged by a preprocessor or compressor. A columnar memory rejects samples that
             differ. "extras" are the policy's, in lockstep. With "dtypes", the dtypes of actions and extras are checked
@@ -152,7 +151,6 @@ class TrainingOffline(TrainingLoop):
         *,
         max_policy_lag: int | None = None,
         max_bad_updates: int = 10,
-        bad_updates_folder: str | Path | None = None,
         samples_per_insert: float | None = None,
         error_buffer: float | None = None,
         declared: Collection[str] = (),
@@ -177,7 +175,6 @@ class TrainingOffline(TrainingLoop):
         self.device = device
         self.max_policy_lag = max_policy_lag
         self.max_bad_updates = max_bad_updates
-        self.bad_updates_folder = bad_updates_folder
         self.offline = offline
         self.recorded = recorded
         self.recorded_actions = recorded_actions
@@ -211,7 +208,7 @@ class TrainingOffline(TrainingLoop):
         self.statistics = RoundStatistics()
         self._latest: deque[EpisodeRecord] = deque(maxlen=names.MEAN_OF)
         """The latest training episodes."""
-        self._bad = BadUpdates(max_bad_updates, bad_updates_folder)
+        self._bad = BadUpdates(max_bad_updates)
 
         if isinstance(env_cls, tuple):
             observation_space, action_space = env_cls
@@ -452,7 +449,6 @@ class TrainingOffline(TrainingLoop):
             return False
         limiter, batches = self.limiter, iter(self.memory)
         due = change = 0  # updates until other work is due; changes of the limits when that was computed
-        indices: Indices | None = None
         while self.step < self.steps:
             if not self._made:  # other work was done, or `NOTED_S` have passed
                 limiter.seen = self._standing.samples, self.total_updates
@@ -469,12 +465,9 @@ class TrainingOffline(TrainingLoop):
             statistics.sampling_s += sampled - before
             if due == 0:
                 if self.total_updates % self.update_buffer_interval == 0:
-                    # Appended rows may overwrite sampled ones.
-                    indices = self._memory.indices_of(batch)
                     self._poll_samples(interface)
                 change, due = limiter.changes, self._until_due()
-            due -= self._update(batch, batches, due, indices)
-            indices = None
+            due -= self._update(batch, batches, due)
             if due and limiter.changes == change:
                 continue
             due = 0
@@ -505,14 +498,13 @@ class TrainingOffline(TrainingLoop):
             return due
         return max(1, int(min(due, self.limiter.updates_left(self._standing.samples, done))))
 
-    def _update(self, batch: Batch, batches: Iterator[Batch], due: int, indices: Indices | None) -> int:
+    def _update(self, batch: Batch, batches: Iterator[Batch], due: int) -> int:
         """Make an update, or several in one call of the agent, but at most `due`. Return their number.
 
         Args:
             batch: of the first update.
             batches: yields those of further ones.
             due: see `_until_due`.
-            indices: of the transitions of `batch`, if known already.
         """
         statistics, before = self.statistics, time.perf_counter()
         count = min(due, self._at_once.most(self._memory)) if self._at_once.gains else 1
@@ -536,10 +528,9 @@ class TrainingOffline(TrainingLoop):
         for metrics, one in zip(made, used, strict=True):
             self.total_updates += 1
             if SKIPPED in metrics:
-                self.updates_skipped += self._bad.note(self.total_updates, metrics, one, self._memory, indices)
+                self.updates_skipped += self._bad.note(self.total_updates, metrics, one)
             else:
                 self._bad.in_row = 0
-            indices = None
         self._made += made
         self._made_s += training_s
         if self._made_s >= NOTED_S:

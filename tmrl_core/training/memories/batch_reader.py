@@ -14,8 +14,7 @@
 # there on. A loop that inserts every 50 updates takes blocks of 32 and 18 batches and discards none; if the next
 # insertion comes after 80, it takes 30 of another 32. At most 1 MB of rows are in a block (`MAX_BLOCK_BYTES`): from
 # there on, the calls cost little beside the copying. Batches of a sampler that depends on updates (priorities) are
-# sampled one at a time, unless its settings allow more: a later batch of the block would use priorities from before the
-# earlier one's update.
+# sampled one at a time: a later batch of the block would use priorities from before the earlier one's update.
 #
 # Who changes what: `batches` alone takes from the block; `discard_block` alone throws it away; only the generator's
 # state and the plan outlive a block. With prefetching (prefetch.py), `_next_block` runs in another thread, which is
@@ -28,8 +27,8 @@
 #
 # Checkpoints hold the plan, the generator's state from before the current block, the block's number of batches, and how
 # many of them were used. A resume samples the block again and skips those, so a run that resumes sees the same batches.
-# That needs the same rows; if some are missing, the next block is drawn anew. Prioritized batches cannot be drawn
-# again, since the priorities have changed: the indices and weights of the unused ones are in the checkpoint instead.
+# That needs the same rows; if some are missing, the next block is drawn anew. A prioritized batch is never left over,
+# since it is used before a checkpoint can be taken.
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.training.memories.layout import Array, Column, RowLayout, index_batches
 from tmrl_core.training.memories.memory import collate_to_torch
 from tmrl_core.training.memories.prefetch import Prefetch
-from tmrl_core.training.memories.prioritized import INDICES, WEIGHTS
+from tmrl_core.training.memories.prioritized import INDICES
 from tmrl_core.training.memories.return_scale import ReturnScale
 from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.sampler import Sampler
@@ -99,17 +98,13 @@ class Block:
 
     Args:
         batches: the batches.
-        positions: positions of their rows.
         generator_state: state of the generator before they were sampled.
-        extras: extras of the sampler, per row.
         counters: policy versions of some rows of the first batch; None: unknown.
         position: number of batches that were taken.
     """
 
     batches: list[Batch]
-    positions: Array
     generator_state: State
-    extras: dict[str, Array]
     counters: Array | None = None
     position: int = 0
 
@@ -215,16 +210,6 @@ class BatchReader:
         """
         return next(self.batches(1))
 
-    def indices_of(self, batch: Batch) -> Array | None:
-        """Return the absolute indices of the transitions of a batch that was just sampled; None: no longer known."""
-        block = self._block
-        for position, known in enumerate(block.batches if block is not None else ()):
-            if known is batch:
-                assert block is not None
-                size = self._batch_size
-                return self.rows.indices_of(block.positions[position * size : (position + 1) * size])
-        return None
-
     def discard_block(self) -> None:
         """Discard prepared batches; the next batch is sampled again."""
         block, self._block = self._block, None
@@ -284,25 +269,20 @@ class BatchReader:
 
     def _sample_block(self, count: int, state: State) -> Block:
         """Sample `count` batches; `state` is the generator's."""
-        if len(self.rows) == 0:
-            raise ValueError("the replay memory holds no transition yet")
-        positions, extras = self.sampler.sample(self.rows, self._generator, self._batch_size, count)
-        return self._block_of(positions, extras, state)
-
-    def _block_of(self, positions: Array, extras: dict[str, Array], state: State) -> Block:
-        """Read batches of the rows at these positions; `extras` are the sampler's."""
         rows, size = self.rows, self._batch_size
-        layout, count = rows.layout, len(positions) // size
+        if len(rows) == 0:
+            raise ValueError("the replay memory holds no transition yet")
+        positions, extras = self.sampler.sample(rows, self._generator, size, count)
+        layout = rows.layout
         assert layout is not None
         # A preprocessor sees single transitions, so nothing is gathered for it, and blocks hold one batch.
         if self._preprocessor is not None:
-            return Block([self._preprocessed(self._preprocessor, positions, extras)], positions, state, extras)
+            return Block([self._preprocessed(self._preprocessor, positions, extras)], state)
         on_cpu, counters = rows.gather(positions, min(LAG_ROWS, size))
         groups = [_to(group, self._device) for group in on_cpu]
         tensors = self._tensors(extras)
         if count == 1:
-            batch = self._one_batch(layout, on_cpu, groups, tensors)
-            return Block([batch], positions, state, extras, counters)
+            return Block([self._one_batch(layout, on_cpu, groups, tensors)], state, counters)
         blocks = [group.view(count, size, -1) for group in groups]
 
         def column(c: Column) -> list[torch.Tensor]:
@@ -315,7 +295,7 @@ class BatchReader:
         if layout.has_extras or tensors:
             of_sampler = {name: list(values.view(count, -1).unbind(0)) for name, values in tensors.items()}
             batches.append(index_batches({**layout.batch_extras(column), **of_sampler}, count))
-        return Block(list(zip(*batches, strict=True)), positions, state, extras, counters)
+        return Block(list(zip(*batches, strict=True)), state, counters)
 
     def _tensors(self, extras: dict[str, Array]) -> State:
         """Return a sampler's extras as tensors; indices stay on the CPU."""
@@ -389,7 +369,6 @@ class BatchReader:
             "generator": block.generator_state if block else self._generator.bit_generator.state,
             "block": [len(block.batches), block.position] if block else None,
             "next_block": [self._plan.expected, self._plan.sampled, self._plan.beyond],
-            "drawn": self._left_over(),
             "version": self.lag.counter,
         }
 
@@ -413,39 +392,8 @@ class BatchReader:
             count, position = state["block"]
             self._block = self._sample_block(count, dict(self._generator.bit_generator.state))
             self._block.position = position
-        left = state["drawn"]
-        if left is not None and not self.sampler.repeatable:
-            self._block = self._left_over_block(left)
-        following = state["next_block"]
-        expected, sampled, beyond = (0, 0, following) if isinstance(following, int) else following
+        expected, sampled, beyond = state["next_block"]
         self._plan = Plan(max(0, int(expected)), max(0, int(sampled)), max(1, int(beyond)))
-
-    def _left_over(self) -> dict[str, Array] | None:
-        """Return the sampler's extras of unused batches that cannot be sampled again."""
-        block = self._block
-        if self.sampler.repeatable or block is None or block.position == len(block.batches):
-            return None
-        return {name: values[block.position * self._batch_size :] for name, values in block.extras.items()}
-
-    def _left_over_block(self, extras: dict[str, Array]) -> Block:
-        """Undo `_left_over`.
-
-        Raises:
-            ValueError: the state is invalid.
-        """
-        rows = self.rows
-        indices, weights = np.asarray(extras[INDICES]), np.asarray(extras[WEIGHTS])
-        if (
-            (indices.dtype.str, weights.dtype.str) != ("<i8", "<f4")
-            or indices.shape != weights.shape
-            or indices.ndim != 1
-            or not len(indices)
-            or len(indices) % self._batch_size
-            or indices.min() < rows.readable - len(rows)
-            or indices.max() >= rows.readable
-        ):
-            raise ValueError(f"the {len(indices)} sampled transitions of the checkpoint are not in the memory")
-        return self._block_of(rows.positions_of(indices), {INDICES: indices, WEIGHTS: weights}, {})
 
 
 def _is_cuda(device: torch.device | str | None) -> bool:

@@ -37,11 +37,12 @@
 # called while another thread gathers, because the memory stops prefetching before it changes rows.
 #
 # Opening reads every byte of the last file, because only this file may end in an incomplete record, which is cut off.
-# Of older files, opening reads the records' headers and metadata, which have their own checksums and are a small part
-# of them. Rows of an older file are used unchecked at first; each later commit checks 256 kB of them. If an older file
-# is damaged or missing, the rows up to the damage are discarded, with a warning: rows are one run, the newest, so
-# positions stay arithmetic. Damage to the newest file's head is an error instead, since the state of the streams is in
-# it.
+# Of older files, which were flushed as a whole, opening reads the records' headers and metadata, which have their own
+# checksums and are a small part of them. If an older file is damaged or missing, the rows up to the damage are
+# discarded, with a warning: rows are one run, the newest, so positions stay arithmetic. Damage to the newest file's
+# head is an error instead, since the state of the streams is in it. Rejected: checking the rows of older files while
+# training goes on. A bit that the disk has turned in one of a million rows changes an update as noise does, or the
+# update is rolled back.
 #
 # Rejected: a database (a batch is a gather of rows, not a query); one preallocated ring file (a truncated write damages
 # old rows); rows and offsets in two files (two flushes, and they can disagree).
@@ -49,7 +50,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -58,7 +59,6 @@ import torch
 
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.storage import OS, FileCalls, FolderLock, RecordLog, SegmentReader
-from tmrl_core.storage.format import scan
 from tmrl_core.training.memories.disk_frames import DiskFrames, FramesNote
 from tmrl_core.training.memories.frame_store import Frames, StackFormat
 from tmrl_core.training.memories.layout import Array, Column, RowLayout, fill
@@ -76,8 +76,6 @@ MIN_SEGMENT_BYTES = 16 << 20
 MAX_SEGMENT_BYTES = 256 << 20
 MAX_STATE_BYTES = 256 << 20
 """Size of a folder, besides twice its capacity, beyond which the last rows of streams are no longer written."""
-CHECKED_AT_ONCE = 256 << 10
-"""Bytes of older files that each commit checks."""
 FILES = 8
 """Number of files that hold the capacity."""
 FILES_OF_FRAMES = 64
@@ -142,7 +140,6 @@ class DiskRows(Rows):
             self._lock.close()
             raise
         self.torn_bytes = self._log.torn_bytes
-        self._checking: Iterator[None] | None = self._check_older(self._log.numbers[:-1])
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
@@ -213,40 +210,6 @@ class DiskRows(Rows):
                 f"{reader.path} is damaged after byte {reader.good_bytes} of {reader.size}: {reader.torn_bytes} bytes"
             )
 
-    def _check_older(self, numbers: Sequence[int]) -> Iterator[None]:
-        """Check the older files, one part per step of the iterator, and discard the rows up to any damage."""
-        checked = 0
-        for number in numbers:
-            if number not in self._files.segments:
-                continue
-            reader = self._log.reader(number)
-            start = reader.head_bytes
-            while start < reader.size:
-                for record in scan(reader.view, start, True):
-                    start = record.end
-                    checked += len(record.payload)
-                    if checked >= CHECKED_AT_ONCE:
-                        checked = 0
-                        yield
-                damaged = next(scan(reader.view, start, False), None)
-                if damaged is None:
-                    break  # a damaged header, which opening has handled
-                first_row, rows, rest = parse_rows_note(damaged.note)
-                if self.frames:
-                    put = FramesNote.parse(decoded(rest).get("frames"), len(self.frames), rows).put
-                    for held, (first, count) in zip(self.frames, put, strict=True):
-                        held.forget_before(first + count)
-                self._drop_before(first_row + rows, f"{reader.path} is damaged after byte {start}")
-                start = damaged.end
-
-    def _drop_before(self, index: int, why: str) -> None:
-        """Forget the rows before an index, which can no longer be read."""
-        before = len(self)
-        self._table.drop_before(index)
-        self.oldest = max(self.oldest, index)
-        self.lost_rows += before - len(self)
-        logger.warning("%s: the %d transitions up to there are dropped", why, before - len(self))
-
     def _layout_of(self, reader: SegmentReader) -> RowLayout | None:
         if reader.description is None:
             return None
@@ -274,7 +237,7 @@ class DiskRows(Rows):
                 DiskFrames(self.capacity, leaf.shape[0], leaf, self._files, self._tail_rows)
                 for leaf in stacks.stacks.values()
             ]
-            for segment in self._files.segments.values():  # written before frames were supported
+            for segment in self._files.segments.values():  # of messages before the first row
                 segment.frame_stops = [0] * len(self.frames)
         elif stacks != self.stacks:
             raise ValueError("its frames are not those of the others")
@@ -405,14 +368,6 @@ class DiskRows(Rows):
         self.states.apply(changes)
         self._add(place.number, segment, place.payload_offset, rows, [count for _, count in put])
         self._drop_old()
-        if self._checking is not None:
-            try:
-                next(self._checking)
-            except StopIteration:
-                self._checking = None
-            except StorageError as exc:
-                self._checking = None
-                logger.warning("older files of the replay memory cannot be checked: %s", exc)
 
     def adopt(self, layout: RowLayout, written: int, rows: Sequence[Array]) -> None:
         """Stage the rows of a memory in RAM. This store must be empty.

@@ -6,17 +6,14 @@
 # streams, and a row may be an image. Both the number of streams and their bytes are limited, and a tail that is dropped
 # costs its stream the transition (or sequence) between two messages, nothing else.
 #
-# Who loses its rows is decided in this order. First by origin: the certificate with the most streams, or the most
-# bytes, drops its own. Then by silence: a stream that seems to be gone. Only if neither applies, because more streams
-# are active than there is room for, by a hash of the stream, which changes after some time. Rejected: dropping the
-# longest silent one. If all streams take turns, it is the next one to continue, so that one stream too many costs all
-# of them everything. Example: room for 4 tails, and 5 streams that send in turn. With the longest silent one dropped,
-# each finds its tail gone; with the hash, the same stream loses its tail each time and four keep theirs.
+# The origin (a certificate) with the most streams, or the most bytes, drops its own, so that one with thousands of them
+# takes nothing from others. Of its streams, the one goes that has been silent for longest, since it may be gone. If all
+# take turns, that is the next to continue, and each loses the transition between its messages: the log then says what
+# to change.
 
 from __future__ import annotations
 
 import logging
-import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from typing import TypeVar
@@ -28,27 +25,14 @@ logger = logging.getLogger(__name__)
 MAX_HELD_BYTES = 256 << 20
 """Maximum size of the rows, if one of each stream is held: images of 1 MB of 256 streams."""
 
-GONE = 4
-"""A stream counts as gone if it has been silent for this many times as long as streams that have returned."""
-_RETURNS = 4_096
-"""Number of changes within which the longest of these times is forgotten by two thirds."""
-_ROTATION_BITS = 16
-"""Binary logarithm of the number of changes after which other streams lose their rows, so that no worker's are always
-missing."""
-
 Held = TypeVar("Held")
 
 
 class HeldRows(MutableMapping[bytes, Held]):
     """Rows of each stream, in the order of the latest change.
 
-    Beyond `MAX_STREAMS` or `max_bytes`, rows of the origin (a certificate) with the most are dropped; if it has one
-    stream only, or origins are unknown, rows of all. An origin with many streams thus drops its own.
-
-    A stream renews its rows with each message. Those of the stream that has been silent for longest are dropped if it
-    seems to be gone, or to make room for a new stream. But of more active streams than there is room for, that one is
-    often the next to continue: if all take turns, each would find its rows dropped. The others therefore choose by a
-    hash, so that most streams keep theirs.
+    Beyond `MAX_STREAMS` or `max_bytes`, the stream of the origin (a certificate) with the most that has been silent for
+    longest is dropped; if that origin has one stream only, or origins are unknown, the one of all.
 
     Args:
         size_of: returns the size of a stream's rows in bytes.
@@ -71,48 +55,31 @@ class HeldRows(MutableMapping[bytes, Held]):
         self._bytes: Counter[Hashable] = Counter()
         """Size of the rows of each origin."""
         self._total_bytes = 0
-        self._changes = 0
-        self._changed: dict[bytes, int] = {}
-        """Number of the latest change of each stream, also of dropped ones."""
-        self._away = 0.0
-        """Number of changes in which active streams return."""
         self._logged = False
 
     def put(self, stream: bytes, rows: Held, origin: Hashable = None) -> None:
         """Replace the rows of a stream; `origin`: None: unknown."""
         self.pop(stream, None)
-        self._changes += 1
-        before = self._changed.pop(stream, None)
-        self._changed[stream] = self._changes
-        if len(self._changed) > 4 * MAX_STREAMS:
-            del self._changed[next(iter(self._changed))]
-        self._away *= 1 - 1 / _RETURNS
-        if before is not None:
-            self._away = max(self._away, self._changes - before)
         self._held[stream] = rows, origin
         self._streams.setdefault(origin, {})[stream] = None
         self._count(origin, self._size_of(rows))
         while len(self) > MAX_STREAMS or (self._total_bytes > self._max_bytes and len(self) > 1):
-            self._drop(is_new=before is None)
+            self._drop()
 
-    def _drop(self, is_new: bool) -> None:
+    def _drop(self) -> None:
         too_many = len(self) > MAX_STREAMS
         most = max(self._streams, key=lambda origin: len(self._streams[origin]) if too_many else self._bytes[origin])
         streams = self._streams[most] if len(self._streams[most]) > 1 else self._held
-        stream = next(iter(streams))  # silent for longest
-        if not is_new and self._changes - self._changed.get(stream, 0) <= GONE * self._away:
-            rotation = self._changes >> _ROTATION_BITS
-            stream = min(streams, key=lambda stream: zlib.crc32(stream, rotation))
-            if not self._logged:
-                self._logged = True
-                logger.warning(
-                    "the last rows of %d streams take more than the %d MB (%d streams) that are kept, so some streams "
-                    "lose the transitions between two of their messages: raise worker.send_every (0: whole episodes), "
-                    "make observations smaller (docs/choosing.md), or use fewer workers",
-                    len(self),
-                    self._max_bytes >> 20,
-                    MAX_STREAMS,
-                )
+        stream = next(iter(streams))
+        if not self._logged:
+            self._logged = True
+            logger.warning(
+                "the last rows of more than %d streams, or more than %d MB of them, are not kept, so streams that have "
+                "not ended lose the transition between two of their messages: raise worker.send_every (0: whole "
+                "episodes), make observations smaller (docs/choosing.md), or use fewer workers",
+                MAX_STREAMS,
+                self._max_bytes >> 20,
+            )
         del self[stream]
         self._dropped(stream)
 

@@ -5,8 +5,8 @@ Source: Schaul et al., arXiv:1511.05952, algorithm 1 (proportional variant) and 
 
 # Theory of operation
 #
-# Priorities change with each update, so each batch should use those that the batch before it has changed: batches are
-# sampled one at a time, unless `batches_at_once` says otherwise, and a checkpoint holds a block as it was sampled.
+# Priorities change with each update, so each batch uses those that the batch before it has changed: batches are sampled
+# one at a time.
 #
 # A transition is new with the highest recent priority, so that it is sampled at least once soon. Its index is absolute,
 # and the tree's place is the index modulo the capacity. An error that arrives for a transition that has left the memory
@@ -106,20 +106,18 @@ class Priorities:
         self._removed = True
         self._tree.set(np.arange(max(start, self._stop - self.capacity), stop) % self.capacity, 0.0)
 
-    def sample(self, generator: np.random.Generator, size: int, count: int = 1) -> tuple[Array, Array]:
-        """Choose for each batch one transition out of each of `size` equal shares of the sum of all priorities.
+    def sample(self, generator: np.random.Generator, size: int) -> tuple[Array, Array]:
+        """Choose one transition out of each of `size` equal shares of the sum of all priorities.
 
         Args:
             generator: generator of random numbers.
             size: number of transitions in a batch.
-            count: number of batches.
 
         Returns:
-            Absolute indices [count * size], and importance weights [count * size] float32, of which the largest in each
-            batch is 1.
+            Absolute indices [size], and importance weights [size] float32, of which the largest is 1.
         """
-        places, weights = self._tree.sample(generator.random((count, size)), self.beta)
-        self.batches += count
+        places, weights = self._tree.sample(generator.random(size), self.beta)
+        self.batches += 1
         newest = self._stop - 1
         indices: Array = newest - (newest - places) % self.capacity
         return indices, weights
@@ -203,11 +201,11 @@ class PrioritizedSampler(Sampler):
     """
 
     repeatable: ClassVar[bool] = False
+    max_block_batches = 1
 
     def __init__(self, capacity: int, settings: Prioritization, max_lag: int | None = None) -> None:
         self.fresh = None if max_lag is None else FreshRows(max_lag)
         self.priorities = Priorities(capacity, settings)
-        self.max_block_batches = min(self.max_block_batches, settings.batches_at_once)
         self.follows_versions = self.fresh is not None
 
     def sample(
@@ -216,7 +214,7 @@ class PrioritizedSampler(Sampler):
         """Choose rows by their current priorities."""
         if self.fresh is not None:
             self.fresh.check(rows)
-        indices, weights = self.priorities.sample(generator, batch_size, batches)
+        indices, weights = self.priorities.sample(generator, batch_size)
         return rows.positions_of(indices), {INDICES: indices, WEIGHTS: weights}
 
     def count(self, rows: Rows) -> int:

@@ -25,9 +25,9 @@
 # would never exist.
 #
 # Rows hold each observation twice, as the new one and as the previous one of the next row. A store of steps was
-# measured instead (benchmarks/steps_once.py): with images it samples at 0.99 of this rate in half the RAM, but small
-# observations lose a tenth of the rate, and messages of one row need up to 1.5 times the RAM. It is not better for
-# everybody, and `FrameStackMemory` stores each frame once already, which is a quarter of a stack of four.
+# measured instead (benchmarks/results/steps_once_*.md): with images it samples at 0.99 of this rate in half the RAM,
+# but small observations lose a tenth of the rate, and messages of one row need up to 1.5 times the RAM. It is not
+# better for everybody, and `FrameStackMemory` stores each frame once already, which is a quarter of a stack of four.
 #
 # An absolute index counts rows from the first ever written. The same seed samples the same transitions from rows in RAM
 # and on disk, because positions are computed from the indices in the same way. Checkpoints of a memory in RAM contain
@@ -335,7 +335,7 @@ class ReplayMemory(TrainingMemory):
         if not (tails or offsets or values or self._disk.staged):
             return
         self._reader.stop()
-        before, oldest = self._disk.readable, self._disk.oldest
+        before = self._disk.readable
         statistics = self.statistics_state()
         if statistics != self._disk.states.values.get("statistics"):  # lists compare the same NaN object as equal
             values["statistics"] = statistics
@@ -347,8 +347,6 @@ class ReplayMemory(TrainingMemory):
             values["steps"] = [self.n_step, self.gamma]
         self._disk.commit({"marks": dict(offsets or {}), "tails": tails, "values": values})
         self._builder.changed.clear()
-        if self._disk.oldest > max(oldest, self._disk.readable - self.memory_size):
-            self.sampler.remove(oldest, self._disk.oldest)  # the commit has found damage
         if self._disk.readable > before:
             self._published(before)
         self._remove_incomplete()
@@ -370,10 +368,6 @@ class ReplayMemory(TrainingMemory):
             ValueError: the memory is empty.
         """
         return self._reader.sample()
-
-    def indices_of(self, batch: Batch) -> Array | None:
-        """Return the absolute indices of the transitions of a batch that was just sampled; None: no longer known."""
-        return self._reader.indices_of(batch)
 
     @property
     def sampleable(self) -> int:

@@ -30,29 +30,17 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Protocol
 
 import numpy as np
 import torch
 
+from tmrl_core.config.sections import PrioritySection
 from tmrl_core.training.memories.layout import Array
 from tmrl_core.training.memories.sum_tree_loops import FAN, Loops, compiled
 
 logger = logging.getLogger(__name__)
 
 _ONES = np.ones(FAN)
-
-
-class Exponent(Protocol):
-    """Exponent that turns an error into a priority."""
-
-    @property
-    def alpha(self) -> float:
-        """Power that the priority is raised to."""
-
-    @property
-    def epsilon(self) -> float:
-        """Constant that is added to the error first."""
 
 
 class _Descent:
@@ -155,28 +143,27 @@ class SumTree:
         self._top_values[blocks] = self._middle.take(blocks, axis=0) @ _ONES
 
     def sample(self, noise: Array, beta: float) -> tuple[Array, Array]:
-        """Sample batches: divide the sum of all priorities into equal parts and sample one place from each.
+        """Sample a batch: divide the sum of all priorities into equal parts and sample one place from each.
 
         Args:
-            noise: [count, size] float64, 0 <= each < 1: position within the part; overwritten.
+            noise: [size] float64, 0 <= each < 1: position within the part; overwritten.
             beta: exponent of the importance weights.
 
         Returns:
-            Places [count * size] int64 and weights [count * size] float32: (1 / priority)^beta, divided by the largest
-            of the batch.
+            Places [size] int64 and weights [size] float32: (1 / priority)^beta, divided by the largest.
         """
-        count, size = noise.shape
+        size = len(noise)
         if self._loops is not None:
-            sampled, weights = np.empty(noise.size, np.int64), np.empty(noise.size, np.float32)
+            sampled, weights = np.empty(size, np.int64), np.empty(size, np.float32)
             arrays = self._leaves, self._middle, self._top_values
-            complete, _ = self._loops.sample(noise, beta, *arrays, sampled, np.empty(noise.size), weights)
-            return sampled, weights if complete else importance_weights(self._repair(sampled), count, beta)
+            complete, _ = self._loops.sample(noise, beta, *arrays, sampled, np.empty(size), weights)
+            return sampled, weights if complete else importance_weights(self._repair(sampled), beta)
         noise += np.arange(size)
         noise *= self.total / size
-        places, priorities = self.find(noise.reshape(-1))
-        return places, importance_weights(priorities, count, beta)
+        places, priorities = self.find(noise)
+        return places, importance_weights(priorities, beta)
 
-    def update(self, indices: Array, errors: Array, oldest: int, settings: Exponent, skip_zero: bool) -> float:
+    def update(self, indices: Array, errors: Array, oldest: int, settings: PrioritySection, skip_zero: bool) -> float:
         """Set the priorities of indices ([n] int64, modulo capacity) to (|error| + epsilon)^alpha.
 
         Args:
@@ -237,12 +224,11 @@ class SumTree:
         return self.leaves.take(places)
 
 
-def importance_weights(priorities: Array, count: int, beta: float) -> Array:
-    """Return weights [count * size] float32 of batches: (1 / priority)^beta, divided by the largest of the batch."""
+def importance_weights(priorities: Array, beta: float) -> Array:
+    """Return weights [size] float32 of a batch: (1 / priority)^beta, divided by the largest."""
     # (N * P)^-beta divided by the largest: N and the sum of all priorities cancel out, and nothing can overflow.
-    batches = priorities.reshape(count, -1)
-    weights: Array = (batches.min(axis=1, keepdims=True) / batches) ** beta
-    return weights.reshape(-1).astype(np.float32)
+    weights: Array = (priorities.min() / priorities) ** beta
+    return weights.astype(np.float32)
 
 
 def sum_tree(capacity: int) -> SumTree:

@@ -57,43 +57,40 @@ def descend(level: Array, places: Array, rest: Array) -> float:
 def sample(
     noise: Array, beta: float, leaves: Array, middle: Array, top: Array, places: Array, rest: Array, weights: Array
 ) -> tuple[bool, float]:
-    """Sample batches.
+    """Sample a batch.
 
     Args:
-        noise: [count, size] position of each sample in its part of the sum.
+        noise: [size] position of each sample in its part of the sum.
         beta: exponent of the importance weights.
         leaves, middle, top: levels of the tree, [blocks, FAN], [top, FAN], [top].
-        places, weights: [count * size] int64, float32: the result.
-        rest: [count * size] float64, overwritten.
+        places, weights: [size] int64, float32: the result.
+        rest: [size] float64, overwritten.
 
     Returns:
         False if rounding has led to a place of priority 0, so that weights are missing; and a meaningless number.
     """
-    count, size = noise.shape
+    size = len(noise)
     total = 0.0
     for i in range(len(top)):
         total += top[i]
-    for c in range(count):
-        block, before, after = 0, 0.0, top[0]
-        for k in range(size):
-            value = (k + noise[c, k]) * (total / size)
-            while block < len(top) - 1 and after <= value:
-                block += 1
-                before = after
-                after += top[block]
-            places[c * size + k] = block
-            rest[c * size + k] = value - before
+    block, before, after = 0, 0.0, top[0]
+    for k in range(size):
+        value = (k + noise[k]) * (total / size)
+        while block < len(top) - 1 and after <= value:
+            block += 1
+            before = after
+            after += top[block]
+        places[k] = block
+        rest[k] = value - before
     touched = descend(middle, places, rest) + descend(leaves, places, rest)
     priorities = leaves.reshape(-1)
-    for c in range(count):
-        batch = places[c * size : (c + 1) * size]
-        least = np.inf
-        for place in batch:
-            least = min(least, priorities[place])
-        if least <= 0:
-            return False, touched
-        for k in range(size):
-            weights[c * size + k] = (least / priorities[batch[k]]) ** beta
+    least = np.inf
+    for place in places:
+        least = min(least, priorities[place])
+    if least <= 0:
+        return False, touched
+    for k in range(size):
+        weights[k] = (least / priorities[places[k]]) ** beta
     return True, touched
 
 

@@ -14,7 +14,7 @@
 # updates of everything; for four batches from update 10 on, the graphs False (11), True (12), False, True are found
 # first, from the counters that the agent will have by then, and then run. The Python work is done once for all of them,
 # and one CUDA graph (cuda_graphs.py) may hold several updates. For networks with two layers of 64 this saves a quarter
-# of an update, for 256 almost nothing (benchmarks/train_steps.py).
+# of an update, for 256 almost nothing (benchmarks/results/train_steps_*.md).
 #
 # Learning rates and other settings are constants of the graph: when they change, another graph is made, up to
 # `MAX_GRAPHS`. Beyond that, compiling does not pay, and updates run uncompiled from then on. The same happens after any
@@ -29,9 +29,9 @@
 # The compiler's caches are off: torch stores them as pickles, and a pickle runs code. Compiled code is loaded only from
 # a folder that no other user can write to.
 #
-# Rejected: `torch.compile` of `update` (benchmarks/plain_compile.py). Its graphs break at every backward pass and
-# optimizer step; SAC took 2.2 times the processor time with two layers of 256 and 9.5 times with two layers of 64, more
-# than uncompiled. As one graph it took 1.16 and 1.59 times, with agents written for Dynamo.
+# Rejected: `torch.compile` of `update` (benchmarks/results/plain_compile_*.md). Its graphs break at every backward pass
+# and optimizer step; SAC took 2.2 times the processor time with two layers of 256 and 9.5 times with two layers of 64,
+# more than uncompiled. As one graph it took 1.16 and 1.59 times, with agents written for Dynamo.
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tmrl_core.errors import CredentialsError
-from tmrl_core.networking.security import credentials
+from tmrl_core.networking.security import credentials, tls_contexts
 from tmrl_core.networking.security.certificates import read_facts
 from tmrl_core.networking.transports.tlspyo import files
 from tmrl_core.networking.transports.tlspyo.selection import TlspyoKind
@@ -48,7 +48,7 @@ def test_create_keeps_the_certificate_of_clients_and_overwrite_replaces_it(folde
 
 
 @pytest.mark.parametrize("role", ["worker", "trainer", "server"])
-def test_a_bundle_contains_the_files_of_tlspyo(folder: Path, tmp_path: Path, role: credentials.BundleRole) -> None:
+def test_a_bundle_contains_the_files_of_tlspyo(folder: Path, tmp_path: Path, role: tls_contexts.BundleRole) -> None:
     made = files.load(folder, server=True)
     file = credentials.bundle(folder, role, "one", tmp_path)
     credentials.install(file, tmp_path / "there")

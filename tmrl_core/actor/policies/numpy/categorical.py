@@ -72,7 +72,26 @@ class Categorical(Policy):
         return self._actions.of(index_R.reshape(batch, choices)), {"logp": logp_B.astype(np.float32)}
 
 
-class NumpyCategoricalMLPActor(Categorical, NumpyMLPPolicy):
+class CategoricalMLP(Categorical):
+    """Constructor of `CategoricalMLPActor` on each backend."""
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: Any = "tanh",
+        normalize_observations: bool = False,
+        convolutions: Convolutions | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(
+            observation_space, action_space, hidden_sizes=hidden_sizes, activation=activation,
+            convolutions=convolutions, seed=seed, normalize_observations=normalize_observations,
+        )  # fmt: skip
+
+
+class NumpyCategoricalMLPActor(CategoricalMLP, NumpyMLPPolicy):
     """Acts as `CategoricalMLPActor` does, on weights that it reads from the same safetensors.
 
     The arguments are those of `CategoricalMLPActor`, with `activation` and `seed` as in `NumpyPolicy`.
@@ -81,19 +100,7 @@ class NumpyCategoricalMLPActor(Categorical, NumpyMLPPolicy):
         ConfigError: a space or an activation that this policy cannot take.
     """
 
-    def __init__(
-        self,
-        observation_space: Any,
-        action_space: Any,
-        hidden_sizes: Sequence[int] = (64, 64),
-        activation: Any = "tanh",
-        seed: int | None = None,
-        normalize_observations: bool = False,
-        convolutions: Convolutions | None = None,
-    ) -> None:
-        super().__init__(
-            observation_space, action_space, hidden_sizes, activation, seed, convolutions, normalize_observations
-        )
+    def _prepare_act(self) -> None:
         stops = itertools.accumulate(self._actions.counts)
         self._choices = [slice(stop - count, stop) for stop, count in zip(stops, self._actions.counts, strict=True)]
         self._all_allowed = [None] * len(self._choices)
@@ -147,14 +154,8 @@ class NumpyCategoricalMLPActor(Categorical, NumpyMLPPolicy):
         return index if allowed is None else int(allowed[index]), logp
 
 
-class NumpyCategoricalRNNActor(Categorical, NumpyRecurrentPolicy):
-    """Acts as `CategoricalRNNActor` does.
-
-    The arguments are those of `CategoricalRNNActor`, with `activation` and `seed` as in `NumpyPolicy`.
-
-    Raises:
-        ConfigError: a space or a setting that this policy cannot take.
-    """
+class CategoricalRNN(Categorical):
+    """Constructor of `CategoricalRNNActor` on each backend."""
 
     def __init__(
         self,
@@ -166,10 +167,21 @@ class NumpyCategoricalRNNActor(Categorical, NumpyRecurrentPolicy):
         cell_size: int = 128,
         state_interval: int = 20,
         normalize_observations: bool = False,
-        seed: int | None = None,
         convolutions: Convolutions | None = None,
+        seed: int | None = None,
     ) -> None:
         super().__init__(
-            observation_space, action_space, hidden_sizes, activation, seed, convolutions, normalize_observations,
-            cell=cell, cell_size=cell_size, state_interval=state_interval,
+            observation_space, action_space, hidden_sizes=hidden_sizes, activation=activation,
+            convolutions=convolutions, seed=seed, cell=cell, cell_size=cell_size, state_interval=state_interval,
+            normalize_observations=normalize_observations,
         )  # fmt: skip
+
+
+class NumpyCategoricalRNNActor(CategoricalRNN, NumpyRecurrentPolicy):
+    """Acts as `CategoricalRNNActor` does.
+
+    The arguments are those of `CategoricalRNNActor`, with `activation` and `seed` as in `NumpyPolicy`.
+
+    Raises:
+        ConfigError: a space or a setting that this policy cannot take.
+    """

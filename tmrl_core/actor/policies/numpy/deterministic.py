@@ -50,14 +50,8 @@ class Deterministic(Policy):
         return bounds.clipped(action_BA), {}
 
 
-class NumpyDeterministicMLPActor(Deterministic, NumpyMLPPolicy):
-    """Acts as `DeterministicMLPActor` does, on weights that it reads from the same safetensors.
-
-    The arguments are those of `DeterministicMLPActor`, with `activation` and `seed` as in `NumpyPolicy`.
-
-    Raises:
-        ConfigError: a space or an activation that this policy cannot take.
-    """
+class DeterministicMLP(Deterministic):
+    """Constructor of `DeterministicMLPActor` on each backend."""
 
     def __init__(
         self,
@@ -67,12 +61,23 @@ class NumpyDeterministicMLPActor(Deterministic, NumpyMLPPolicy):
         activation: Any = "relu",
         noise: float = 0.1,
         random: float = 1.0,
-        seed: int | None = None,
         convolutions: Convolutions | None = None,
+        seed: int | None = None,
     ) -> None:
         super().__init__(
-            observation_space, action_space, hidden_sizes, activation, seed, convolutions, noise=noise, random=random
-        )
+            observation_space, action_space, hidden_sizes=hidden_sizes, activation=activation,
+            convolutions=convolutions, seed=seed, noise=noise, random=random,
+        )  # fmt: skip
+
+
+class NumpyDeterministicMLPActor(DeterministicMLP, NumpyMLPPolicy):
+    """Acts as `DeterministicMLPActor` does, on weights that it reads from the same safetensors.
+
+    The arguments are those of `DeterministicMLPActor`, with `activation` and `seed` as in `NumpyPolicy`.
+
+    Raises:
+        ConfigError: a space or an activation that this policy cannot take.
+    """
 
     def act(self, obs: Any, test: bool = False) -> np.ndarray:
         """The action for one observation, a new array of the action space; `test`: without noise."""

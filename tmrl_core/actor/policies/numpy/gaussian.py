@@ -55,14 +55,8 @@ class Gaussian(Policy):
         return self._bounds.clipped(drawn_BA), extras
 
 
-class NumpyGaussianMLPActor(Gaussian, NumpyMLPPolicy):
-    """Acts as `GaussianMLPActor` does, on weights that it reads from the same safetensors.
-
-    The arguments are those of `GaussianMLPActor`, with `activation` and `seed` as in `NumpyPolicy`.
-
-    Raises:
-        ConfigError: a space or an activation that this policy cannot take.
-    """
+class GaussianMLP(Gaussian):
+    """Constructor of `GaussianMLPActor` on each backend."""
 
     def __init__(
         self,
@@ -71,14 +65,24 @@ class NumpyGaussianMLPActor(Gaussian, NumpyMLPPolicy):
         hidden_sizes: Sequence[int] = (64, 64),
         activation: Any = "tanh",
         log_std: float = 0.0,
-        seed: int | None = None,
         normalize_observations: bool = False,
         convolutions: Convolutions | None = None,
+        seed: int | None = None,
     ) -> None:
         super().__init__(
-            observation_space, action_space, hidden_sizes, activation, seed, convolutions, normalize_observations,
-            log_std=log_std,
+            observation_space, action_space, hidden_sizes=hidden_sizes, activation=activation,
+            convolutions=convolutions, seed=seed, log_std=log_std, normalize_observations=normalize_observations,
         )  # fmt: skip
+
+
+class NumpyGaussianMLPActor(GaussianMLP, NumpyMLPPolicy):
+    """Acts as `GaussianMLPActor` does, on weights that it reads from the same safetensors.
+
+    The arguments are those of `GaussianMLPActor`, with `activation` and `seed` as in `NumpyPolicy`.
+
+    Raises:
+        ConfigError: a space or an activation that this policy cannot take.
+    """
 
     def _take_over(self) -> None:
         super()._take_over()
@@ -102,14 +106,8 @@ class NumpyGaussianMLPActor(Gaussian, NumpyMLPPolicy):
         return self._bounds.clipped(sampled), {"logp": np.float32(logp), "drawn": sampled.astype(np.float32)}
 
 
-class NumpyGaussianRNNActor(Gaussian, NumpyRecurrentPolicy):
-    """Acts as `GaussianRNNActor` does.
-
-    The arguments are those of `GaussianRNNActor`, with `activation` and `seed` as in `NumpyPolicy`.
-
-    Raises:
-        ConfigError: a space or a setting that this policy cannot take.
-    """
+class GaussianRNN(Gaussian):
+    """Constructor of `GaussianRNNActor` on each backend."""
 
     def __init__(
         self,
@@ -122,10 +120,21 @@ class NumpyGaussianRNNActor(Gaussian, NumpyRecurrentPolicy):
         state_interval: int = 20,
         log_std: float = 0.0,
         normalize_observations: bool = False,
-        seed: int | None = None,
         convolutions: Convolutions | None = None,
+        seed: int | None = None,
     ) -> None:
         super().__init__(
-            observation_space, action_space, hidden_sizes, activation, seed, convolutions, normalize_observations,
-            cell=cell, cell_size=cell_size, state_interval=state_interval, log_std=log_std,
+            observation_space, action_space, hidden_sizes=hidden_sizes, activation=activation,
+            convolutions=convolutions, seed=seed, cell=cell, cell_size=cell_size, state_interval=state_interval,
+            log_std=log_std, normalize_observations=normalize_observations,
         )  # fmt: skip
+
+
+class NumpyGaussianRNNActor(GaussianRNN, NumpyRecurrentPolicy):
+    """Acts as `GaussianRNNActor` does.
+
+    The arguments are those of `GaussianRNNActor`, with `activation` and `seed` as in `NumpyPolicy`.
+
+    Raises:
+        ConfigError: a space or a setting that this policy cannot take.
+    """

@@ -284,6 +284,10 @@ class NumpyMLPPolicy(NumpyPolicy):
         self._inputs = [np.ones(width + 1, np.float32) for width in self._widths]
         self._heads = np.empty(self._matrices[-1].shape[1], np.float32)
         self._forward = self._make_forward()
+        self._prepare_act()
+
+    def _prepare_act(self) -> None:
+        """Make what `act` uses besides `_forward`."""
 
     def _make_forward(self) -> Callable[[Any], np.ndarray]:
         """Return a function that computes the heads' outputs [sum of their sizes] of one observation.

@@ -64,14 +64,8 @@ class EpsilonGreedy(Policy):
         return index_B + self._actions.start, {}
 
 
-class NumpyQValueMLPActor(EpsilonGreedy, NumpyMLPPolicy):
-    """Acts as `QValueMLPActor` does, on weights that it reads from the same safetensors.
-
-    The arguments are those of `QValueMLPActor`, with `activation` and `seed` as in `NumpyPolicy`.
-
-    Raises:
-        ConfigError: a space or an activation that this policy cannot take.
-    """
+class QValueMLP(EpsilonGreedy):
+    """Constructor of `QValueMLPActor` on each backend."""
 
     def __init__(
         self,
@@ -81,15 +75,27 @@ class NumpyQValueMLPActor(EpsilonGreedy, NumpyMLPPolicy):
         activation: Any = "relu",
         dueling: bool = False,
         epsilon: float = 1.0,
-        seed: int | None = None,
         convolutions: Convolutions | None = None,
+        seed: int | None = None,
     ) -> None:
         super().__init__(
-            observation_space, action_space, hidden_sizes, activation, seed, convolutions,
-            dueling=dueling, epsilon=epsilon,
+            observation_space, action_space, hidden_sizes=hidden_sizes, activation=activation,
+            convolutions=convolutions, seed=seed, dueling=dueling, epsilon=epsilon,
         )  # fmt: skip
+
+
+class NumpyQValueMLPActor(QValueMLP, NumpyMLPPolicy):
+    """Acts as `QValueMLPActor` does, on weights that it reads from the same safetensors.
+
+    The arguments are those of `QValueMLPActor`, with `activation` and `seed` as in `NumpyPolicy`.
+
+    Raises:
+        ConfigError: a space or an activation that this policy cannot take.
+    """
+
+    def _prepare_act(self) -> None:
         # The best action has the largest advantage: the value, and the advantages' mean, are the same for all.
-        self._ranked = self._heads[self._columns["advantage" if dueling else "q"]]
+        self._ranked = self._heads[self._columns["advantage" if self.dueling else "q"]]
 
     def act(self, obs: Any, test: bool = False) -> Any:
         """The action for one observation; `test`: the best one."""
@@ -102,14 +108,8 @@ class NumpyQValueMLPActor(EpsilonGreedy, NumpyMLPPolicy):
         return self._actions.of(index if allowed is None else int(allowed[index]))
 
 
-class NumpyQValueRNNActor(EpsilonGreedy, NumpyRecurrentPolicy):
-    """Acts as `QValueRNNActor` does.
-
-    The arguments are those of `QValueRNNActor`, with `activation` and `seed` as in `NumpyPolicy`.
-
-    Raises:
-        ConfigError: a space or a setting that this policy cannot take.
-    """
+class QValueRNN(EpsilonGreedy):
+    """Constructor of `QValueRNNActor` on each backend."""
 
     def __init__(
         self,
@@ -122,10 +122,21 @@ class NumpyQValueRNNActor(EpsilonGreedy, NumpyRecurrentPolicy):
         state_interval: int = 20,
         dueling: bool = False,
         epsilon: float = 1.0,
-        seed: int | None = None,
         convolutions: Convolutions | None = None,
+        seed: int | None = None,
     ) -> None:
         super().__init__(
-            observation_space, action_space, hidden_sizes, activation, seed, convolutions,
-            cell=cell, cell_size=cell_size, state_interval=state_interval, dueling=dueling, epsilon=epsilon,
+            observation_space, action_space, hidden_sizes=hidden_sizes, activation=activation,
+            convolutions=convolutions, seed=seed, cell=cell, cell_size=cell_size, state_interval=state_interval,
+            dueling=dueling, epsilon=epsilon,
         )  # fmt: skip
+
+
+class NumpyQValueRNNActor(QValueRNN, NumpyRecurrentPolicy):
+    """Acts as `QValueRNNActor` does.
+
+    The arguments are those of `QValueRNNActor`, with `activation` and `seed` as in `NumpyPolicy`.
+
+    Raises:
+        ConfigError: a space or a setting that this policy cannot take.
+    """

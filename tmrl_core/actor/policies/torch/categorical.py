@@ -6,16 +6,14 @@ the choice with the most, N values of all choices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.masks import FORBIDDEN
-from tmrl_core.actor.policies.numpy.categorical import Categorical
+from tmrl_core.actor.policies.numpy.categorical import Categorical, CategoricalMLP, CategoricalRNN
 from tmrl_core.actor.policies.torch.mlp import constant
 from tmrl_core.actor.policies.torch.on_policy import OnPolicyActor, OnPolicyHead
 from tmrl_core.actor.policies.torch.recurrent import TorchRecurrentPolicy
@@ -69,7 +67,7 @@ def _chosen(log_probs_BMK: Tensor, index_BM: Tensor) -> Tensor:
     return log_probs_BMK.gather(-1, index_BM1).squeeze(-1).sum(dim=-1)
 
 
-class CategoricalMLPActor(TorchCategorical, OnPolicyActor):
+class CategoricalMLPActor(CategoricalMLP, TorchCategorical, OnPolicyActor):
     """Categorical policy: a multi-layer perceptron with a softmax over discrete actions.
 
     An action of MultiDiscrete or MultiBinary consists of several choices, each with a softmax over its values: their
@@ -84,25 +82,12 @@ class CategoricalMLPActor(TorchCategorical, OnPolicyActor):
         ConfigError: a space that this policy cannot take.
     """
 
-    def __init__(
-        self,
-        observation_space: Any,
-        action_space: Any,
-        hidden_sizes: Sequence[int] = (64, 64),
-        activation: str | Callable[[], nn.Module] = "tanh",
-        normalize_observations: bool = False,
-        convolutions: Convolutions | None = None,
-    ) -> None:
-        super().__init__(
-            observation_space, action_space, hidden_sizes, activation, convolutions, normalize_observations
-        )
-
     def log_probs(self, flat_BD: Tensor) -> Tensor:
         """Return [B, N] log-probability of each Discrete action, in nats."""
         return torch.log_softmax(self.outputs_at(flat_BD)["logits"], dim=-1)
 
 
-class CategoricalRNNActor(TorchRecurrentPolicy, TorchCategorical):
+class CategoricalRNNActor(CategoricalRNN, TorchRecurrentPolicy, TorchCategorical):
     """`CategoricalMLPActor` with a recurrent layer.
 
     The other arguments are those of `SquashedGaussianRNNActor`.
@@ -114,20 +99,3 @@ class CategoricalRNNActor(TorchRecurrentPolicy, TorchCategorical):
     Raises:
         ConfigError: a space or a setting that this policy cannot take.
     """
-
-    def __init__(
-        self,
-        observation_space: Any,
-        action_space: Any,
-        hidden_sizes: Sequence[int] = (64,),
-        activation: str | Callable[[], nn.Module] = "tanh",
-        cell: str = "gru",
-        cell_size: int = 128,
-        state_interval: int = 20,
-        normalize_observations: bool = False,
-        convolutions: Convolutions | None = None,
-    ) -> None:
-        super().__init__(
-            observation_space, action_space, hidden_sizes, activation, convolutions, normalize_observations,
-            cell=cell, cell_size=cell_size, state_interval=state_interval,
-        )  # fmt: skip

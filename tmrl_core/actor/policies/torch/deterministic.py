@@ -5,18 +5,17 @@ Shape suffixes: B batch, H features, A action elements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tmrl_core.actor.policies.convolutions import Convolutions
-from tmrl_core.actor.policies.numpy.deterministic import Deterministic
+from tmrl_core.actor.policies.numpy.deterministic import DeterministicMLP
 from tmrl_core.actor.policies.torch.mlp import TorchPolicy, flatten_batch
 
 
-class DeterministicMLPActor(Deterministic, TorchPolicy):
+class DeterministicMLPActor(DeterministicMLP, TorchPolicy):
     """Multi-layer perceptron squashed by tanh into each action element's bounds, with Gaussian exploration noise.
 
     The other arguments are those of `TorchPolicy`.
@@ -34,20 +33,6 @@ class DeterministicMLPActor(Deterministic, TorchPolicy):
     """
 
     mu: nn.Linear
-
-    def __init__(
-        self,
-        observation_space: Any,
-        action_space: Any,
-        hidden_sizes: Sequence[int] = (256, 256),
-        activation: str | Callable[[], nn.Module] = nn.ReLU,
-        noise: float = 0.1,
-        random: float = 1.0,
-        convolutions: Convolutions | None = None,
-    ) -> None:
-        super().__init__(
-            observation_space, action_space, hidden_sizes, activation, convolutions, noise=noise, random=random
-        )
 
     def set_actions(self, noise: float, random: float) -> None:
         """Set bounds, as tensors too, the head and the exploration."""

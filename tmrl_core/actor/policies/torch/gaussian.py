@@ -6,14 +6,12 @@ Shape suffixes: B batch, T ticks, H features, A action elements.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from tmrl_core.actor.policies.convolutions import Convolutions
-from tmrl_core.actor.policies.numpy.gaussian import Gaussian
+from tmrl_core.actor.policies.numpy.gaussian import Gaussian, GaussianMLP, GaussianRNN
 from tmrl_core.actor.policies.torch.on_policy import OnPolicyActor, OnPolicyHead
 from tmrl_core.actor.policies.torch.recurrent import TorchRecurrentPolicy
 
@@ -48,7 +46,7 @@ class TorchGaussian(Gaussian, OnPolicyHead):
         return extras["drawn"].reshape(-1, self._bounds.size).to(torch.float32)
 
 
-class GaussianMLPActor(TorchGaussian, OnPolicyActor):
+class GaussianMLPActor(GaussianMLP, TorchGaussian, OnPolicyActor):
     """Gaussian policy with a multi-layer perceptron's mean and a state-independent spread; clipped to the bounds.
 
     The extra `drawn` holds the action before clipping, which the density refers to.
@@ -63,21 +61,6 @@ class GaussianMLPActor(TorchGaussian, OnPolicyActor):
         ConfigError: a space that this policy cannot take.
     """
 
-    def __init__(
-        self,
-        observation_space: Any,
-        action_space: Any,
-        hidden_sizes: Sequence[int] = (64, 64),
-        activation: str | Callable[[], nn.Module] = "tanh",
-        log_std: float = 0.0,
-        normalize_observations: bool = False,
-        convolutions: Convolutions | None = None,
-    ) -> None:
-        super().__init__(
-            observation_space, action_space, hidden_sizes, activation, convolutions, normalize_observations,
-            log_std=log_std,
-        )  # fmt: skip
-
     def action_of(self, outputs_B: Mapping[str, Tensor], deterministic: bool) -> Tensor:
         """Return actions [B, *action shape], with gradients, clipped to the bounds."""
         action_BA = outputs_B["mu"]
@@ -87,7 +70,7 @@ class GaussianMLPActor(TorchGaussian, OnPolicyActor):
         return action_BA.clamp(low, high).reshape(-1, *self._bounds.shape)
 
 
-class GaussianRNNActor(TorchRecurrentPolicy, TorchGaussian):
+class GaussianRNNActor(GaussianRNN, TorchRecurrentPolicy, TorchGaussian):
     """`GaussianMLPActor` with a recurrent layer.
 
     The other arguments are those of `SquashedGaussianRNNActor`.
@@ -100,21 +83,3 @@ class GaussianRNNActor(TorchRecurrentPolicy, TorchGaussian):
     Raises:
         ConfigError: a space or a setting that this policy cannot take.
     """
-
-    def __init__(
-        self,
-        observation_space: Any,
-        action_space: Any,
-        hidden_sizes: Sequence[int] = (64,),
-        activation: str | Callable[[], nn.Module] = "tanh",
-        cell: str = "gru",
-        cell_size: int = 128,
-        state_interval: int = 20,
-        log_std: float = 0.0,
-        normalize_observations: bool = False,
-        convolutions: Convolutions | None = None,
-    ) -> None:
-        super().__init__(
-            observation_space, action_space, hidden_sizes, activation, convolutions, normalize_observations,
-            cell=cell, cell_size=cell_size, state_interval=state_interval, log_std=log_std,
-        )  # fmt: skip

@@ -187,6 +187,7 @@ class TorchPolicy(Policy, TorchActorModule):
         convolutions: layers for images, see `tmrl_core.actor.policies.convolutions`; None: the default ones.
         normalize_observations: to mean 0 and standard deviation 1, by what training has seen of them so far, which
             travels with the weights; elements beyond 10 are cut there. Images are left as they are.
+        seed: of the exploration; None: from torch's global generator.
         settings: of the distribution.
 
     Attributes:
@@ -213,9 +214,12 @@ class TorchPolicy(Policy, TorchActorModule):
         activation: str | Callable[[], nn.Module],
         convolutions: Convolutions | None,
         normalize_observations: bool = False,
+        seed: int | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(observation_space, action_space, activation, convolutions, **settings)
+        if seed is not None:
+            self.seed(seed)
         self.encoder = self._make_encoder(convolutions)
         self.inputs = vector_size(self.layout)
         # After the encoder and the number of inputs are known: to them, the mask is not there.

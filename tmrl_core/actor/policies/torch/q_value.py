@@ -6,15 +6,14 @@ Shape suffixes: B batch, T ticks, H features, N discrete actions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.masks import ALLOWED
-from tmrl_core.actor.policies.numpy.q_value import EpsilonGreedy
+from tmrl_core.actor.policies.numpy.q_value import EpsilonGreedy, QValueMLP, QValueRNN
 from tmrl_core.actor.policies.torch.mlp import TorchPolicy, flatten_batch
 from tmrl_core.actor.policies.torch.recurrent import TorchRecurrentPolicy
 
@@ -48,7 +47,7 @@ class TorchQValues(EpsilonGreedy, TorchPolicy):
         return action_B.reshape(-1).to(torch.int64) - self._actions.start
 
 
-class QValueMLPActor(TorchQValues):
+class QValueMLPActor(QValueMLP, TorchQValues):
     """Epsilon-greedy policy on a multi-layer perceptron that estimates the value of each discrete action.
 
     The other arguments are those of `TorchPolicy`.
@@ -65,20 +64,6 @@ class QValueMLPActor(TorchQValues):
     Source: Mnih et al., Nature 518 (2015).
     """
 
-    def __init__(
-        self,
-        observation_space: Any,
-        action_space: Any,
-        hidden_sizes: Sequence[int] = (256, 256),
-        activation: str | Callable[[], nn.Module] = nn.ReLU,
-        dueling: bool = False,
-        epsilon: float = 1.0,
-        convolutions: Convolutions | None = None,
-    ) -> None:
-        super().__init__(
-            observation_space, action_space, hidden_sizes, activation, convolutions, dueling=dueling, epsilon=epsilon
-        )
-
     def forward(self, obs: Any) -> Tensor:
         """Return [B, N] values of all actions, with gradients to the weights; an action mask changes none.
 
@@ -88,7 +73,7 @@ class QValueMLPActor(TorchQValues):
         return self.outputs_of(self.encode(flatten_batch(self.layout, obs)))["q"]
 
 
-class QValueRNNActor(TorchRecurrentPolicy, TorchQValues):
+class QValueRNNActor(QValueRNN, TorchRecurrentPolicy, TorchQValues):
     """`QValueMLPActor` with a recurrent layer.
 
     The other arguments are those of `SquashedGaussianRNNActor`.
@@ -103,21 +88,3 @@ class QValueRNNActor(TorchRecurrentPolicy, TorchQValues):
 
     Source: Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", ICLR 2019.
     """
-
-    def __init__(
-        self,
-        observation_space: Any,
-        action_space: Any,
-        hidden_sizes: Sequence[int] = (128,),
-        activation: str | Callable[[], nn.Module] = nn.ReLU,
-        cell: str = "gru",
-        cell_size: int = 128,
-        state_interval: int = 20,
-        dueling: bool = False,
-        epsilon: float = 1.0,
-        convolutions: Convolutions | None = None,
-    ) -> None:
-        super().__init__(
-            observation_space, action_space, hidden_sizes, activation, convolutions,
-            cell=cell, cell_size=cell_size, state_interval=state_interval, dueling=dueling, epsilon=epsilon,
-        )  # fmt: skip
