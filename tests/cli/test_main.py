@@ -120,6 +120,7 @@ WRONG = (
     (("--server", "--gateway"), "--gateway goes with --local, not --server"),
     (("--gateway", "--workers", "2"), "--workers goes with --worker or --local, not --gateway"),
     (("--local", "--gateway", "--single-process"), "--gateway is a process of its own"),
+    (("--test", "--render", "--video", "a.mp4"), "leave one of the two out"),
     (("--worker", "--new"), "--new goes with --trainer or --local, not --worker"),
     (("--server", "--seed", "0"), "--seed goes with --worker or --trainer"),
     (("--trainer", "--seed", "-1"), "run.seed"),
