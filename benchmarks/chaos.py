@@ -51,6 +51,8 @@ from chaos_parts import Account, read_account
 
 FLOW_S = 60.0
 """Samples that do not flow again within this time are stuck."""
+START_S = 240.0
+"""Time for a process's imports, which say nothing of the product: those of torch take a minute on a busy machine."""
 WORKERS = 2
 KINDS = ("server", "trainer", "worker", "handover")
 HERE = Path(__file__).resolve().parent
@@ -108,7 +110,7 @@ class Role:
         assert self._spare.stdout is not None
         if self.spare_is_ready:
             return
-        ready, _, _ = select.select([self._spare.stdout], [], [], FLOW_S)
+        ready, _, _ = select.select([self._spare.stdout], [], [], START_S)
         if not ready or os.read(self._spare.stdout.fileno(), 6) != b"ready\n":
             raise Stuck(f"a {self.kind} process cannot be started; see {self.kind}.log")
         self.spare_is_ready = True
@@ -428,7 +430,10 @@ def read_memory(pipeline: Pipeline) -> list[tuple[Any, Any]]:
 
 def run(pipeline: Pipeline, options: argparse.Namespace, seed: int) -> tuple[list[Kill], Reckoning]:
     """All of it."""
-    for name in pipeline.roles:
+    for role in pipeline.roles.values():
+        role.prepare()
+    for name, role in pipeline.roles.items():
+        role.wait_prepared()
         pipeline.start(name)
     pipeline.wait(pipeline.flow(), "the first samples")
     for role in pipeline.roles.values():
