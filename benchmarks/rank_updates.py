@@ -119,7 +119,7 @@ def without_kinks(smooth: bool) -> Iterator[None]:
     """Let softplus take the place of ReLU, if `smooth`."""
     relu = torch.relu
     if smooth:
-        torch.relu = partial(torch.nn.functional.softplus, beta=4.0)  # type: ignore[assignment]
+        torch.relu = partial(torch.nn.functional.softplus, beta=4.0)
     try:
         yield
     finally:

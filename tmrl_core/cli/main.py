@@ -253,7 +253,7 @@ def parser(added: Mapping[str, Role] | None = None) -> argparse.ArgumentParser:
             role.add_argument(f"--{name}", action="store_true", help=command.help)
         else:
             role.add_argument(f"--{name}", metavar=command.metavar, help=command.help)
-    add_options(made, ROLES | added)
+    add_options(made, {**ROLES, **added})
     for one in added.values():
         one.options(made)
     made.set_defaults(added=added)
@@ -268,7 +268,7 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
     if options.role == "config-schema":
         print(json.dumps(config_schema(), indent=2))
         return 0
-    roles = ROLES | options.added
+    roles: dict[str, Role] = ROLES | options.added
     role = roles[options.role]
     check_options(options, roles)
     set_up_logging(options.log_level)
@@ -309,7 +309,8 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
             call_watch(config, options) as watch,
         ):
             shutdown.calls(watch.ending)
-            return role.run(config, options, shutdown)
+            status: int = role.run(config, options, shutdown)
+            return status
     finally:
         if is_new:
             forget_unused(config)

@@ -184,7 +184,7 @@ class MultiAgentTraining(TrainingLockstep):
         updates = sum(number for number, _ in made)
         self.updates_skipped += sum(skipped for _, skipped in made)
         useless = any(number and number == skipped for number, skipped in made)
-        self._bad.note(self.rounds_done + 1, {SKIPPED: True} if useless else {}, None, self._memory)
+        self._bad.note(self.rounds_done + 1, {SKIPPED: True} if useless else {}, None)
         values = {
             f"train/{policy}/{name}": value
             for policy, metrics in result.metrics.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -109,39 +108,6 @@ def test_without_the_band_all_samples_are_inserted(make_rows: Any, make_buffer: 
     training.run_epoch(interface)
     assert (interface.lacks[4:], interface.looks) == ([], [])
     assert training.total_samples >= 500
-
-
-def test_the_band_can_be_changed_during_training(make_rows: Any, make_buffer: Any) -> None:
-    interface = Worker(make_rows, make_buffer)
-    training = make(samples_per_insert=2.0, error_buffer=16.0)
-    training.run_epoch(interface)
-    stored, sampled = training.total_samples, training.sampled
-    training.set_samples_per_insert(0.5, 8.0)
-    training.run_epoch(interface)
-    assert 0 < off(training, 0.5, stored, sampled) <= 8
-    training.set_samples_per_insert(None)
-    before = training.total_samples
-    training.run_epoch(interface)
-    assert training.total_samples == before, "nothing is waited for any more"
-    with pytest.raises(ConfigError, match="error_buffer must be at least"):
-        training.set_samples_per_insert(0.5, 1.0)
-
-
-def test_a_changed_band_is_in_the_checkpoint(make_rows: Any, make_buffer: Any, tmp_path: Path) -> None:
-    interface = Worker(make_rows, make_buffer)
-    training = make(samples_per_insert=2.0, error_buffer=16.0)
-    training.run_epoch(interface)
-    training.set_samples_per_insert(0.5, 8.0)
-    training.run_epoch(interface)
-    training.save(tmp_path / "checkpoint")
-    again = make(samples_per_insert=2.0, error_buffer=16.0)
-    again.load(tmp_path / "checkpoint")
-    later = Worker(make_rows, make_buffer)
-    later.episodes = interface.episodes
-    for one, other in ((training, interface), (again, later)):
-        one.run_epoch(other)
-    assert again.limiter.samples_per_insert == 0.5
-    assert (again.total_samples, again.sampled) == (training.total_samples, training.sampled)
 
 
 def test_an_impossible_band_is_refused() -> None:

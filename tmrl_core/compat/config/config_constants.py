@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from tmrl_core.compat.config import settings
-from tmrl_core.config import Config, current, find_config_file, find_credentials_folder
+from tmrl_core.config import Config, find_config_file, find_credentials_folder
 from tmrl_core.config.loading import token_from_environment
 
 
@@ -47,9 +47,7 @@ def _of_network(key: str) -> Callable[[Config], Any]:
 _NAMES: dict[str, Callable[[Config], Any]] = {
     "PASSWORD": lambda config: token_from_environment(os.environ),
     "PORT": lambda config: config.server.tcp_port,
-    "LOCAL_PORT_SERVER": _of_network("local_port_server"),
-    "LOCAL_PORT_WORKER": _of_network("local_port_worker"),
-    "LOCAL_PORT_TRAINER": _of_network("local_port_trainer"),
+    **dict.fromkeys(("LOCAL_PORT_SERVER", "LOCAL_PORT_WORKER", "LOCAL_PORT_TRAINER"), lambda config: 0),  # a free one
     "HEADER_SIZE": _of_network("header_size"),
     "BUFFER_SIZE": _of_network("max_buf_len"),
     "SECURITY": lambda config: None if config.network.security is None else "TLS",
@@ -101,15 +99,4 @@ _NAMES: dict[str, Callable[[Config], Any]] = {
     **{name: _of_interface(name.lower()) for name in OF_THE_GAME},
 }
 
-__all__ = sorted(_NAMES)
-
-
-def __getattr__(name: str) -> Any:
-    found = _NAMES.get(name)
-    if found is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found(current())
-
-
-def __dir__() -> list[str]:
-    return sorted(_NAMES)
+__all__, __getattr__, __dir__ = settings.looked_up(__name__, _NAMES)

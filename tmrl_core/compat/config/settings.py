@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tmrl_core.config import Config
+from tmrl_core.config import Config, current
 from tmrl_core.envs.real_time import RTGYM_ID
 
 Convert = Callable[[Any], Any]
@@ -56,9 +56,6 @@ KEYS = (
     Key("WANDB_PROJECT", "metrics.wandb_project"),
     Key("WANDB_ENTITY", "metrics.wandb_entity", _text_or_none),
     Key("PORT", "server.port"),
-    Key("LOCAL_PORT_SERVER", "network.local_port_server"),
-    Key("LOCAL_PORT_TRAINER", "network.local_port_trainer"),
-    Key("LOCAL_PORT_WORKER", "network.local_port_worker"),
     Key("BUFFER_SIZE", "network.max_buf_len", int),
     Key("HEADER_SIZE", "network.header_size"),
     Key("SAVE_MODEL_EVERY", "worker.model_history"),
@@ -88,6 +85,20 @@ SETTINGS = {
 
 IMAGE_SIZE, HISTORY = (64, 64), 4
 """tmrl's defaults of image sizes and of the number of images in an observation."""
+
+
+def looked_up(
+    module: str, names: Mapping[str, Callable[[Config], Any]]
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__all__`, `__getattr__` and `__dir__` of a module whose names are looked up when they are used."""
+
+    def look_up(name: str) -> Any:
+        found = names.get(name)
+        if found is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return found(current())
+
+    return sorted(names), look_up, lambda: sorted(names)
 
 
 def value_at(config: Config, path: str) -> Any:

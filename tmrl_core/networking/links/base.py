@@ -327,7 +327,7 @@ class Link(Generic[End]):
                 self._connection = None
             self._notify()
             # Only a person can resolve it; otherwise another attempt may succeed.
-            final = reason if isinstance(reason, HandshakeError) else None
+            final: NetworkError | None = reason if isinstance(reason, HandshakeError) else None
             if isinstance(reason, RefusedError) and reason.code not in RETRYABLE and reason.code != "superseded":
                 final = reason
             if final is not None and not self._welcomes:

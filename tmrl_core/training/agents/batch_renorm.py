@@ -34,7 +34,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +43,10 @@ from torch import Tensor, nn
 from tmrl_core.actor.policies.torch.encoder import ConvolutionLayer
 from tmrl_core.actor.policies.torch.mlp import TorchPolicy
 from tmrl_core.errors import WeightsError
+from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.agents.rank_moments import joint_moments
 from tmrl_core.training.rank_group import RANK_GROUP
+from tmrl_core.training.value_types import Policy
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -60,7 +63,29 @@ MAX_RATIO, MAX_SHIFT = 3.0, 5.0
 """Bounds of the correction, r and d of the paper, as its section 4.1 has them at the end of training."""
 
 
-class BatchRenorm(nn.Module):
+class RunningNorm(nn.Module):
+    """Parameters and running moments of a normalization. The arguments are those of `BatchRenorm`."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, features: int, count: int = 0) -> None:
+        super().__init__()
+        shape = (count, 1, features) if count else (1, features)
+        self.scale = nn.Parameter(torch.ones(shape))
+        self.bias = nn.Parameter(torch.zeros(shape))
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("variance", torch.ones(shape))
+
+    def wide(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return [F] scale, bias, a copy of the mean, and variance as float64, for one network."""
+        scale_F, bias_F, mean_F, variance_F = (
+            one.detach()[0].double() for one in (self.scale, self.bias, self.mean, self.variance)
+        )
+        return scale_F, bias_F, mean_F.clone(), variance_F
+
+
+class BatchRenorm(RunningNorm):
     """Batch renormalization of [..., B, F] over B, with a learned scale and bias.
 
     Args:
@@ -70,17 +95,10 @@ class BatchRenorm(nn.Module):
     Source: Ioffe, arXiv:1702.03275, algorithm 1; the constants: Bhatt et al., arXiv:1902.05605.
     """
 
-    mean: Tensor
-    variance: Tensor
     passes: Tensor
 
     def __init__(self, features: int, count: int = 0) -> None:
-        super().__init__()
-        shape = (count, 1, features) if count else (1, features)
-        self.scale = nn.Parameter(torch.ones(shape))
-        self.bias = nn.Parameter(torch.zeros(shape))
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("variance", torch.ones(shape))
+        super().__init__(features, count)
         self.register_buffer("passes", torch.zeros(1, dtype=torch.int64))
 
     def forward(self, x_BF: Tensor) -> Tensor:
@@ -131,6 +149,26 @@ class PublishedOnly(TorchPolicy):
         )
 
 
+class PublishedAgent(OffPolicyAgent):
+    """Agent whose model has normalizations, is in evaluation mode, and publishes another module without them."""
+
+    def prepare(self) -> None:
+        """Make what the agent needs, and evaluate from now on."""
+        self.updates = 0
+        super().prepare()
+        self.model.eval()
+
+    # A cached property is not part of checkpoints: its weights are made of the model's.
+    @cached_property
+    def _acting(self) -> Any:
+        return self.model.make_published().to(self.device)
+
+    def acting_policy(self) -> Policy:
+        """Return the policy with its normalizations folded into its layers."""
+        self.model.actor.publish(self._acting)
+        return self._acting
+
+
 @contextmanager
 def batch_statistics(module: nn.Module) -> Iterator[None]:
     """Normalize by the batch in a `with` block, and move the running moments; outside it, evaluate."""
@@ -149,10 +187,8 @@ def folded(norm: BatchRenorm, layer: nn.Linear, kept: int = 0) -> tuple[Tensor, 
         layer: the linear layer after it.
         kept: number of first inputs whose mean and deviation stay outside; only scale and bias fold.
     """
-    scale_F, bias_F, mean_F, variance_F = (
-        values[0].double() for values in (norm.scale, norm.bias, norm.mean, norm.variance)
-    )
-    gain_F, centre_F = scale_F / (variance_F + EPS).sqrt(), mean_F.clone()
+    scale_F, bias_F, centre_F, variance_F = norm.wide()
+    gain_F = scale_F / (variance_F + EPS).sqrt()
     gain_F[:kept], centre_F[:kept] = scale_F[:kept], 0.0
     weight_OF = layer.weight.double()
     return weight_OF * gain_F, layer.bias.double() + weight_OF @ (bias_F - centre_F * gain_F)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from tmrl_core.actor.policies.torch.squashed_gaussian import (
 )
 from tmrl_core.training.agents.batch_renorm import (
     BatchRenorm,
+    PublishedAgent,
     PublishedOnly,
     batch_statistics,
     deviation,
@@ -30,7 +31,7 @@ from tmrl_core.training.agents.losses import critic_target
 from tmrl_core.training.agents.networks import EnsembleCritic
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Policy, Space
+from tmrl_core.training.value_types import Space
 
 # Theory of operation
 #
@@ -139,7 +140,7 @@ class CrossQActorCritic(nn.Module):
 
 
 @takes(CrossqSettings, CrossQActorCritic)
-class CrossQAgent(SacAgent):
+class CrossQAgent(PublishedAgent, SacAgent):
     """Soft actor-critic with batch normalization in policy and critics, and without target networks.
 
     Args:
@@ -159,29 +160,12 @@ class CrossQAgent(SacAgent):
 
     settings: CrossqSettings
 
-    def prepare(self) -> None:
-        """Make the parts of soft actor-critic, and evaluate from now on."""
-        self.updates = 0
-        super().prepare()
-        self.model.eval()
-
     def _make_targets(self) -> None:
         """Make none."""
 
     def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return none: the critics' own values are the targets."""
         return []
-
-    # A cached property is not part of checkpoints: its weights are made of the model's.
-    @cached_property
-    def _acting(self) -> PublishedPolicy:
-        acting: PublishedPolicy = self.model.make_published()
-        return acting.to(self.device)
-
-    def acting_policy(self) -> Policy:
-        """Return the policy with its normalizations folded into its layers."""
-        self.model.actor.publish(self._acting)
-        return self._acting
 
     def update_kind(self) -> Hashable:
         """Tell whether the next update moves the policy and the temperature too."""

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tmrl_core.actor.policies.spaces import discrete_actions
 from tmrl_core.actor.policies.torch.mlp import flatten_batch
@@ -20,15 +20,14 @@ from tmrl_core.training.agents.losses import (
     temperature_loss,
 )
 from tmrl_core.training.agents.networks import CategoricalActorCritic
-from tmrl_core.training.agents.off_policy import OffPolicyAgent
-from tmrl_core.training.agents.optimizers import make_optimizer, minimise
-from tmrl_core.training.agents.target_networks import make_target
+from tmrl_core.training.agents.optimizers import minimise
+from tmrl_core.training.agents.sac import EntropyAgent
 from tmrl_core.training.batches import Transitions
 from tmrl_core.training.value_types import Tree
 
 
 @takes(DiscreteSacSettings, CategoricalActorCritic)
-class DiscreteSacAgent(OffPolicyAgent):
+class DiscreteSacAgent(EntropyAgent):
     """Soft actor-critic for discrete actions, with expectations over actions as exact sums.
 
     Args:
@@ -51,24 +50,10 @@ class DiscreteSacAgent(OffPolicyAgent):
 
     def prepare(self) -> None:
         """Make the target critics, the temperature and the optimizers."""
-        s = self.settings
         actions = discrete_actions("DiscreteSacAgent", self.action_space)
-        self.target_entropy = s.target_entropy_share * math.log(actions.count)
+        self.target_entropy = self.settings.target_entropy_share * math.log(actions.count)
         self.first_action = actions.start
-        self.critics = self.model.critics
-        self.target_critics = make_target(self.critics)
-        self.log_alpha = torch.tensor(float(s.alpha), device=self.device).log().requires_grad_(s.learn_entropy_coef)
-        self.optimizer_actor = make_optimizer(
-            s.optimizer_actor, self.model.actor.parameters(), s.lr_actor, s.betas_actor, s.l2_actor
-        )
-        self.optimizer_critic = make_optimizer(
-            s.optimizer_critic, self.critics.parameters(), s.lr_critic, s.betas_critic, s.l2_critic
-        )
-        self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], s.lr_entropy) if s.learn_entropy_coef else None
-
-    def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Return the target critics with the critics."""
-        return [(self.target_critics, self.critics)]
+        super().prepare()
 
     def _log_probs(self, obs: Tree) -> Tensor:
         log_prob_BN: Tensor = self.model.actor.log_probs(flatten_batch(self.model.actor.layout, obs))

@@ -50,12 +50,12 @@ from tmrl_core.actor.policies.flattening import layout_of
 from tmrl_core.actor.policies.torch.encoder import ObservationEncoder
 from tmrl_core.actor.policies.torch.mlp import flatten_batch, orthogonal
 from tmrl_core.actor.policies.torch.residual import SquashedGaussianResidualActor
-from tmrl_core.training.agents.batch_renorm import PublishedOnly, batch_statistics
+from tmrl_core.training.agents.batch_renorm import PublishedAgent, PublishedOnly, batch_statistics
 from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.flashsac_settings import FlashsacSettings
-from tmrl_core.training.agents.losses import policy_loss, weighted_mean
+from tmrl_core.training.agents.losses import weighted_mean
 from tmrl_core.training.agents.networks import ActionCritic
-from tmrl_core.training.agents.optimizers import frozen, minimise
+from tmrl_core.training.agents.optimizers import minimise
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.agents.unit_layers import (
     EPS,
@@ -65,7 +65,7 @@ from tmrl_core.training.agents.unit_layers import (
     residual_trunk,
 )
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Policy, Space, Tree
+from tmrl_core.training.value_types import Space, Tree
 
 # Shape suffixes: K critics, B batch, H features, A action elements, M bins.
 
@@ -208,7 +208,7 @@ def projected(prob_BM: Tensor, moved_BM: Tensor, values_M: Tensor) -> Tensor:
 
 
 @takes(FlashsacSettings, FlashSACModel)
-class FlashSACAgent(SacAgent):
+class FlashSACAgent(PublishedAgent, SacAgent):
     """Soft actor-critic with critics of distributions, and networks whose norms are fixed.
 
     Args:
@@ -231,15 +231,13 @@ class FlashSACAgent(SacAgent):
     target_critics: DistributionalCritic
 
     def prepare(self) -> None:
-        """Make the parts of soft actor-critic, and evaluate from now on."""
-        self.updates = 0
+        """Make the parts of soft actor-critic, and project the networks."""
         # One-dimensional: tracing takes a tensor without dimensions for a constant.
         self.scheduled = torch.zeros(1, dtype=torch.int64, device=self.device)
         super().prepare()
         if self.settings.target_entropy is None:
             elements = math.prod(self.action_space.shape or ())
             self.target_entropy = elements * (0.5 * math.log(2 * math.pi * math.e) + math.log(self.settings.target_std))
-        self.model.eval()
         self.target_critics.eval()
         project(self.model)
         self.target_critics.load_state_dict(self.critics.state_dict())
@@ -248,17 +246,6 @@ class FlashSACAgent(SacAgent):
     def return_scale(self) -> tuple[float, float]:
         """Discount, and the highest value of the critics."""
         return self.settings.gamma, self.settings.highest_value
-
-    # A cached property is not part of checkpoints: its weights are made of the model's.
-    @cached_property
-    def _acting(self) -> PublishedPolicy:
-        acting: PublishedPolicy = self.model.make_published()
-        return acting.to(self.device)
-
-    def acting_policy(self) -> Policy:
-        """Return the policy with its normalizations folded into its layers."""
-        self.model.actor.publish(self._acting)
-        return self._acting
 
     def update_kind(self) -> Hashable:
         """Tell whether the next update moves the policy and the temperature too."""
@@ -303,21 +290,19 @@ class FlashSACAgent(SacAgent):
         rows = len(t.reward_B)
         with batch_statistics(self.model.actor):
             action, log_prob = self.model.actor(both)
-        action, log_prob_B = action[:rows], log_prob[:rows]
-        with frozen(self.critics.parameters()):
-            q_KB = self.critics.mean(self.critics(t.obs, action))
-            loss = policy_loss(q_KB.amin(dim=0), log_prob_B, self.log_alpha.detach().exp())
-            imitation = self._imitation(t)
-            minimise(self.optimizer_actor, loss if imitation is None else loss + imitation)
+        log_prob_B = log_prob[:rows]
+        metrics = self._update_policy(t, action[:rows], log_prob_B)
         project(self.model.actor)
-        metrics = {"loss_actor": loss.detach(), "entropy_coef": self.log_alpha.detach().exp()}
-        if imitation is not None:
-            metrics["loss_imitation"] = imitation.detach()
+        metrics["entropy_coef"] = self.log_alpha.detach().exp()
         if self.optimizer_alpha is not None:
             loss_alpha = self.log_alpha.exp() * (-log_prob_B.detach().mean() - self.target_entropy)
             minimise(self.optimizer_alpha, loss_alpha)
             metrics["loss_entropy"] = loss_alpha.detach()
         return metrics
+
+    def _value(self, q_KBM: Tensor) -> Tensor:
+        """Return [B] the lower mean; distributions in place of values here."""
+        return self.critics.mean(q_KBM).amin(dim=0)
 
     def _update_distributions(self, t: Transitions, both: Tree) -> dict[str, Tensor]:
         critics, targets = self.critics, self.target_critics

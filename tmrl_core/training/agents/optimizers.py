@@ -51,6 +51,17 @@ def make_optimizer(
     return makers[kind](parameters, fused=fused, **options)
 
 
+def actor_critic_optimizers(
+    settings: Any, actor: nn.Module, critics: nn.Module
+) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Make the optimizers of a policy and of its critics, by an agent's settings."""
+    s = settings
+    return (
+        make_optimizer(s.optimizer_actor, actor.parameters(), s.lr_actor, s.betas_actor, s.l2_actor),
+        make_optimizer(s.optimizer_critic, critics.parameters(), s.lr_critic, s.betas_critic, s.l2_critic),
+    )
+
+
 def minimise(optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float | None = None) -> dict[str, Tensor]:
     """Make one optimizer step on a loss.
 

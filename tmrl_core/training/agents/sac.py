@@ -37,14 +37,38 @@ from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.losses import critic_target, imitation_loss, policy_loss, temperature_loss
 from tmrl_core.training.agents.networks import MLPActorCritic, critics_of
 from tmrl_core.training.agents.off_policy import OffPolicyAgent
-from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
+from tmrl_core.training.agents.optimizers import actor_critic_optimizers, frozen, make_optimizer, minimise
 from tmrl_core.training.agents.sac_settings import SacSettings
+from tmrl_core.training.agents.settings import EntropySettings
 from tmrl_core.training.agents.target_networks import make_target
 from tmrl_core.training.batches import Transitions
 
 
+class EntropyAgent(OffPolicyAgent):
+    """Agent with a policy, critics with their targets, and a learned temperature. A subclass implements `update`."""
+
+    settings: EntropySettings
+    target_entropy: float
+
+    def prepare(self) -> None:
+        """Make the target critics, the temperature and the optimizers."""
+        s = self.settings
+        self.critics = critics_of(self.model)
+        self._make_targets()
+        self.log_alpha = torch.tensor(float(s.alpha), device=self.device).log().requires_grad_(s.learn_entropy_coef)
+        self.optimizer_actor, self.optimizer_critic = actor_critic_optimizers(s, self.model.actor, self.critics)
+        self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], s.lr_entropy) if s.learn_entropy_coef else None
+
+    def _make_targets(self) -> None:
+        self.target_critics = make_target(self.critics)
+
+    def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Return the target critics with the critics."""
+        return [(self.target_critics, self.critics)]
+
+
 @takes(SacSettings, MLPActorCritic)
-class SacAgent(OffPolicyAgent):
+class SacAgent(EntropyAgent):
     """Soft actor-critic with learned temperature.
 
     Args:
@@ -66,26 +90,9 @@ class SacAgent(OffPolicyAgent):
 
     def prepare(self) -> None:
         """Make the target critics, the temperature and the optimizers."""
-        s = self.settings
-        elements = math.prod(self.action_space.shape or ())
-        self.target_entropy = float(-elements if s.target_entropy is None else s.target_entropy)
-        self.critics = critics_of(self.model)
-        self._make_targets()
-        self.log_alpha = torch.tensor(float(s.alpha), device=self.device).log().requires_grad_(s.learn_entropy_coef)
-        self.optimizer_actor = make_optimizer(
-            s.optimizer_actor, self.model.actor.parameters(), s.lr_actor, s.betas_actor, s.l2_actor
-        )
-        self.optimizer_critic = make_optimizer(
-            s.optimizer_critic, self.critics.parameters(), s.lr_critic, s.betas_critic, s.l2_critic
-        )
-        self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], s.lr_entropy) if s.learn_entropy_coef else None
-
-    def _make_targets(self) -> None:
-        self.target_critics = make_target(self.critics)
-
-    def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Return the target critics with the critics."""
-        return [(self.target_critics, self.critics)]
+        given = self.settings.target_entropy
+        self.target_entropy = float(-math.prod(self.action_space.shape or ()) if given is None else given)
+        super().prepare()
 
     def update_kind(self) -> Hashable:
         """Return the same kind for every update."""

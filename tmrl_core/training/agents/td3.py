@@ -15,7 +15,7 @@ from tmrl_core.training.agents.losses import (
 )
 from tmrl_core.training.agents.networks import DeterministicActorCritic, critics_of
 from tmrl_core.training.agents.off_policy import OffPolicyAgent
-from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
+from tmrl_core.training.agents.optimizers import actor_critic_optimizers, frozen, minimise
 from tmrl_core.training.agents.target_networks import make_target
 from tmrl_core.training.agents.td3_settings import Td3Settings
 from tmrl_core.training.batches import Transitions
@@ -47,17 +47,12 @@ class TD3Agent(OffPolicyAgent):
 
     def prepare(self) -> None:
         """Make the target networks and the optimizers."""
-        s = self.settings
         self.updates = 0
         self.critics = critics_of(self.model)
         self.target_actor = make_target(self.model.actor)
         self.target_critics = make_target(self.critics)
-        self.optimizer_actor = make_optimizer(
-            s.optimizer_actor, self.model.actor.parameters(), s.lr_actor, s.betas_actor, s.l2_actor
-        )
-        self.optimizer_critic = make_optimizer(
-            s.optimizer_critic, self.critics.parameters(), s.lr_critic, s.betas_critic, s.l2_critic
-        )
+        optimizers = actor_critic_optimizers(self.settings, self.model.actor, self.critics)
+        self.optimizer_actor, self.optimizer_critic = optimizers
 
     def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return the target policy and the target critics with their sources."""

@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from tmrl_core.actor.policies.numpy.residual import EXPANSION, RMS_EPS
 from tmrl_core.actor.policies.torch.residual import ResidualBlock
+from tmrl_core.training.agents.batch_renorm import RunningNorm
 from tmrl_core.training.agents.rank_moments import joint_moments
 from tmrl_core.training.rank_group import RANK_GROUP
 
@@ -52,19 +53,8 @@ class UnitLinear(nn.Module):
         self.weight.copy_(functional.normalize(self.weight, dim=-2, eps=NORM_EPS))
 
 
-class UnitBatchNorm(nn.Module):
+class UnitBatchNorm(RunningNorm):
     """Batch normalization of [..., B, F] over B."""
-
-    mean: Tensor
-    variance: Tensor
-
-    def __init__(self, features: int, count: int = 0) -> None:
-        super().__init__()
-        shape = (count, 1, features) if count else (1, features)
-        self.scale = nn.Parameter(torch.ones(shape))
-        self.bias = nn.Parameter(torch.zeros(shape))
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("variance", torch.ones(shape))
 
     def forward(self, x_BF: Tensor) -> Tensor:
         """Return the normalized features."""
@@ -134,7 +124,8 @@ class InvertedResidual(nn.Module):
 @torch.no_grad()
 def fold(layer: UnitLinear, norm: UnitBatchNorm, target: nn.Linear) -> None:
     """Make a linear layer compute a layer and the normalization after it, in evaluation mode."""
-    scale_O, bias_O, mean_O, gain_O = _moments(norm)
+    scale_O, bias_O, mean_O, variance_O = norm.wide()
+    gain_O = (variance_O + EPS).rsqrt()
     target.weight.copy_((layer.weight.double() * scale_O * gain_O).T)
     target.bias.copy_(bias_O - mean_O * scale_O * gain_O)
 
@@ -147,19 +138,12 @@ def fold_input(norm: UnitBatchNorm, layer: UnitLinear, target: nn.Linear, kept: 
         norm, layer, target: see above.
         kept: number of first inputs whose mean and deviation stay outside; only scale and bias fold.
     """
-    scale_I, bias_I, mean_I, gain_I = _moments(norm)
+    scale_I, bias_I, mean_I, variance_I = norm.wide()
+    gain_I = (variance_I + EPS).rsqrt()
     mean_I[:kept], gain_I[:kept] = 0.0, 1.0
     weight_IO = layer.weight.double()
     target.weight.copy_((weight_IO * (scale_I * gain_I)[:, None]).T)
     target.bias.copy_((bias_I - mean_I * scale_I * gain_I) @ weight_IO)
-
-
-def _moments(norm: UnitBatchNorm) -> list[Tensor]:
-    """Return [F] scale, bias, mean and 1 / deviation as float64, for one network."""
-    scale_F, bias_F, mean_F, variance_F = (
-        one.detach()[0].double() for one in (norm.scale, norm.bias, norm.mean, norm.variance)
-    )
-    return [scale_F, bias_F, mean_F.clone(), (variance_F + EPS).rsqrt()]
 
 
 def residual_trunk(inputs: int, width: int, blocks: int, count: int = 0) -> nn.Sequential:

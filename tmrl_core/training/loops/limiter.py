@@ -60,7 +60,7 @@ class _Most:
 
 
 class RateLimiter:
-    """The limits of a training loop. The band may be changed from any thread: a change is one assignment.
+    """The limits of a training loop. The maximum may be changed from any thread: a change is one assignment.
 
     Args:
         samples_per_insert: transitions sampled for each sample received (updates * batch_size / samples); None: no
@@ -99,7 +99,7 @@ class RateLimiter:
         """Samples received and updates made when the limits were last looked at. The loop sets it where a checkpoint
         may be written."""
         self.changes = 0
-        """Number of changes of the band."""
+        """Number of changes of the maximum."""
 
     def _checked(
         self, samples_per_insert: float | None, error_buffer: float | None, stored: int, sampled: int
@@ -118,24 +118,6 @@ class RateLimiter:
         above = RateLimit(float(samples_per_insert), float(error_buffer))
         return _Band(above, above.inverse, stored, sampled)
 
-    @property
-    def samples_per_insert(self) -> float | None:
-        """Return the middle of the band; None: no band."""
-        return None if self._band is None else float(self._band.above.ratio)
-
-    @property
-    def error_buffer(self) -> float | None:
-        """Return half the width of the band; None: no band."""
-        return None if self._band is None else float(self._band.above.slack)
-
-    def change(self, samples_per_insert: float | None, error_buffer: float | None, samples: int, updates: int) -> None:
-        """Replace or remove the band. The present counts become the middle of a new band.
-
-        Raises:
-            ConfigError: see the constructor.
-        """
-        self._set(samples_per_insert, error_buffer, samples, updates * self.batch_size)
-
     def change_most(self, updates_per_sample: float, samples: int, updates: int) -> None:
         """Replace the maximum of updates for each sample. The present counts are taken as balanced.
 
@@ -145,10 +127,6 @@ class RateLimiter:
         if not (updates_per_sample > 0 and math.isfinite(updates_per_sample)):
             raise ConfigError(f"the updates for each sample must be above 0, got {updates_per_sample!r}")
         self._most = _Most(RateLimit(float(updates_per_sample)), samples, updates)
-        self.changes += 1
-
-    def _set(self, samples_per_insert: float | None, error_buffer: float | None, stored: int, sampled: int) -> None:
-        self._band = self._checked(samples_per_insert, error_buffer, max(0, stored - self.min_size), sampled)
         self.changes += 1
 
     def updates_left(self, samples: int, updates: int) -> float:
@@ -206,9 +184,7 @@ class RateLimiter:
         return [*self._configured, self.min_size, self.batch_size]
 
     def load_state_dict(self, state: State) -> None:
-        """Continue with the band of a checkpoint, even if the settings have changed.
-
-        If the settings of this limiter differ from the checkpoint's, they apply from now on.
+        """Continue with the band of a checkpoint. If the settings of this limiter differ, they apply from now on.
 
         Raises:
             ConfigError: the state is invalid.
@@ -217,11 +193,8 @@ class RateLimiter:
         configured, *most = state.get("most", [math.nan])
         if configured == self._configured_most:
             self._most = _Most(RateLimit(float(most[0])), int(most[1]), int(most[2]))
-        stored, sampled = (int(count) for count in state["seen"])
-        if state["made"] != self._made:
-            self._set(*self._configured, stored, sampled)
-            return
-        self._band = None
-        if state["band"] is not None:
-            ratio, error, stored, sampled = state["band"]
-            self._band = self._checked(ratio, error, int(stored), int(sampled))
+        stored, sampled = state["seen"]
+        stored = max(0, stored - self.min_size)
+        if state["made"] == self._made and state["band"] is not None:
+            stored, sampled = state["band"][2:]
+        self._band = self._checked(*self._configured, int(stored), int(sampled))

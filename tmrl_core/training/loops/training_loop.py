@@ -60,6 +60,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tmrl_core.actor.module import ActorModule
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.sections import LimiterSection, TrainerSection
 from tmrl_core.envs.identity import identity_of
@@ -82,10 +83,10 @@ from tmrl_core.training.loops.stale_samples import without_stale
 from tmrl_core.training.loops.storage_failures import Unwritten
 from tmrl_core.training.loops.threads import Threads
 from tmrl_core.training.loops.update_batching import UpdatesAtOnce
-from tmrl_core.training.memories.declaration import expect
+from tmrl_core.training.memories.sample_schema import WHAT, DeclaredSamples
 from tmrl_core.training.rank_group import RANK_GROUP
 from tmrl_core.training.updates.skipped_updates import SKIPPED, BadUpdates
-from tmrl_core.training.value_types import Batch, Device, Metrics, State
+from tmrl_core.training.value_types import Batch, Device, Metrics, Space, State
 
 logger = logging.getLogger(__name__)
 
@@ -243,7 +244,7 @@ class TrainingOffline(TrainingLoop):
             self._memory.batch_size * (1 if ranks is None else ranks.size),
             max_updates_per_sample=max_training_steps_per_env_step,
         )
-        expect(self._memory, self._agent, (observation_space, action_space), declared)
+        self._declare((observation_space, action_space), declared)
         self._memory.expect_agent(self._agent)
         key, path = ("memory.recorded", recorded) if offline is None else ("trainer.offline", offline)
         self._sessions = None if path is None else SessionLoader(path, key, action_space, recorded_actions)
@@ -312,18 +313,6 @@ class TrainingOffline(TrainingLoop):
         """Number of sampled transitions, repetitions included."""
         return self.total_updates * self.limiter.batch_size
 
-    def set_samples_per_insert(self, samples_per_insert: float | None, error_buffer: float | None = None) -> None:
-        """Replace or remove the ratio. The present counts are taken as balanced. Safe from any thread.
-
-        Args:
-            samples_per_insert: see `RateLimiter`.
-            error_buffer: see `RateLimiter`.
-
-        Raises:
-            ConfigError: the limits are invalid; nothing was changed.
-        """
-        self.limiter.change(samples_per_insert, error_buffer, self.total_samples, self.total_updates)
-
     def limit_updates(self, updates_per_sample: float) -> None:
         """Replace the maximum of updates for each sample. The present counts are taken as balanced.
 
@@ -333,6 +322,17 @@ class TrainingOffline(TrainingLoop):
         if self.offline is not None:
             raise ConfigError("training from recorded sessions alone has no ratio of updates to samples")
         self.limiter.change_most(updates_per_sample, self.total_samples, self.total_updates)
+
+    def _declare(self, declared_spaces: tuple[Space, Space], what: Collection[str]) -> None:
+        """Make the memory refuse samples that differ from the declaration, if it supports that."""
+        odd = set(what) - WHAT
+        if odd:
+            raise ConfigError(f"declared: found {', '.join(sorted(odd))}, allowed: {', '.join(sorted(WHAT))}")
+        if what:
+            actor = self._agent.get_actor() if "extras" in what else None
+            # A policy without a declaration of extras may still produce some.
+            extras = actor.reset_extras() if isinstance(actor, ActorModule) else None
+            self._memory.expect(DeclaredSamples(*declared_spaces, what, extras or None))
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 

@@ -334,13 +334,10 @@ class DiskRows(Rows):
         begin, _, columns = self._staged[-1]
         fill(columns[column.group][start - begin : start - begin + len(values), column.start : column.stop], values)
 
-    def put_versions(self, start: int, values: Array) -> None:
-        """Fill staged rows."""
+    def publish(self, start: int, versions: Array) -> None:
+        """Fill the versions of staged rows, which can be read after the next `commit`."""
         begin, _, columns = self._staged[-1]
-        fill(columns[-1][start - begin : start - begin + len(values)], values)
-
-    def publish(self, stop: int) -> None:
-        """Do nothing: the rows can be read after the next `commit`."""
+        fill(columns[-1][start - begin : start - begin + len(versions)], versions)
 
     def commit(self, changes: Changes) -> None:
         """Write the staged rows and the changed state as one record.

@@ -127,7 +127,7 @@ class FrameStackBuilder(TransitionBuilder):
         Raises:
             SampleRefusedError: the chunk cannot be stored.
         """
-        spec, action = self.schema.observation(chunk), self.schema.action(chunk)
+        spec, action = self.schema.specs(chunk)
         if self._observation is None:
             self._begin(spec)
         if spec != self._observation:

@@ -53,23 +53,16 @@ class RowSchema:
         self._downcast_float64 = downcast_float64
         self._orders = KeyOrders()
 
-    def observation(self, chunk: Chunk) -> TreeSpec:
-        """Return the spec of a chunk's observation.
+    def specs(self, chunk: Chunk) -> tuple[TreeSpec, TreeSpec | None]:
+        """Return the specs of a chunk's observation and action; None: no row has an action.
 
         Raises:
-            SampleRefusedError: a part of it is not a numeric array.
+            SampleRefusedError: a part of them is not a numeric array.
         """
-        return tree_spec(chunk.observation, "the observation", self._downcast_float64)
-
-    def action(self, chunk: Chunk) -> TreeSpec | None:
-        """Return the spec of a chunk's action; None: no row has one.
-
-        Raises:
-            SampleRefusedError: a part of it is not a numeric array.
-        """
+        observation = tree_spec(chunk.observation, "the observation", self._downcast_float64)
         if not chunk.action_present.any():
-            return None
-        return tree_spec(chunk.action, "the action", self._downcast_float64)
+            return observation, None
+        return observation, tree_spec(chunk.action, "the action", self._downcast_float64)
 
     def check(self, chunk: Chunk, observation: TreeSpec, action: TreeSpec | None) -> None:
         """Compare a chunk of these specs with the layout of the store.

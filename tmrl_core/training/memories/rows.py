@@ -55,9 +55,9 @@ class Rows(ABC):
         return min(self.readable - self.oldest, self.capacity)
 
     @property
-    @abstractmethod
     def written(self) -> int:
         """Index after the newest stored row, readable or not."""
+        return self.readable
 
     def store(self, transitions: TransitionColumns) -> None:
         """Store transitions after the newest row."""
@@ -82,8 +82,7 @@ class Rows(ABC):
         for name, columns in layout.sample_extra_columns.items():
             for column, values in zip(columns, transitions.sample_extras[name], strict=True):
                 self._store_column(column, start, values)
-        self.put_versions(start, transitions.version)
-        self.publish(start + transitions.count)
+        self.publish(start, transitions.version)
 
     def _store_column(self, column: Column, start: int, values: Array) -> None:
         if len(values):
@@ -124,12 +123,8 @@ class Rows(ABC):
         """Fill a column of the rows from absolute index `start` on; `values` is [rows, width]."""
 
     @abstractmethod
-    def put_versions(self, start: int, values: Array) -> None:
-        """Fill the policy versions of the rows from `start` on; `values` is [rows, 2]."""
-
-    @abstractmethod
-    def publish(self, stop: int) -> None:
-        """Publish the rows before `stop`, which are all filled."""
+    def publish(self, start: int, versions: Array) -> None:
+        """Publish the rows from `start` on, whose other columns are filled, with their policy versions [rows, 2]."""
 
     @abstractmethod
     def gather(self, positions: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
@@ -229,11 +224,6 @@ class RamRows(Rows):
         self._counters = versions[:, 1]
         self._tensors = [torch.from_numpy(group) for group in groups]
 
-    @property
-    def written(self) -> int:
-        """Index after the newest row."""
-        return self.readable
-
     def allocate_frames(self, stacks: StackFormat, tail_rows: int) -> Sequence[Frames]:
         """Make a ring for each stack."""
         return [
@@ -255,13 +245,10 @@ class RamRows(Rows):
         """Write the values into the ring."""
         put_rows(self.groups[column.group][:, column.start : column.stop], start, values)
 
-    def put_versions(self, start: int, values: Array) -> None:
-        """Write the versions into the ring."""
-        put_rows(self._versions, start, values)
-
-    def publish(self, stop: int) -> None:
-        """Make the rows readable immediately."""
-        self.readable = stop
+    def publish(self, start: int, versions: Array) -> None:
+        """Write the versions into the ring, and make the rows readable immediately."""
+        put_rows(self._versions, start, versions)
+        self.readable = start + len(versions)
 
     def load(self, written: int, rows: list[Array]) -> None:
         """Load the newest rows of each of `arrays`, oldest first. `written` is the index after the last."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Chunk
 from tmrl_core.samples.finite import is_finite
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
+from tmrl_core.training.memories.trees import flatten
 from tmrl_core.training.value_types import Tree
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -38,7 +38,7 @@ def check_samples(chunk: Chunk, declared: DeclaredSamples | None = None, *, as_f
     if not chunk.finite:
         fields |= {"reward": chunk.reward, **{f"extra {name}": tree for name, tree in chunk.extras.items()}}
     for name, tree in fields.items():
-        for path, column in _columns(tree, name):
+        for path, column in flatten(tree, name):
             if chunk.finite and not (isinstance(column, np.ndarray) and column.dtype.itemsize > 4):
                 continue
             if bad := _bad_rows(column, as_float32 or name not in ("observation", "action")):
@@ -46,17 +46,6 @@ def check_samples(chunk: Chunk, declared: DeclaredSamples | None = None, *, as_f
                     f"the {path} holds NaN or an infinite number in {bad} of {chunk.rows} samples, which would spoil "
                     "each update that samples it. Fix the environment, preprocessor or compressor that produces it."
                 )
-
-
-def _columns(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
-    if isinstance(tree, dict):
-        for key, child in tree.items():
-            yield from _columns(child, f"{path}/{key}")
-    elif isinstance(tree, tuple):
-        for index, child in enumerate(tree):
-            yield from _columns(child, f"{path}/{index}")
-    else:
-        yield path, tree
 
 
 def _bad_rows(column: Tree, as_float32: bool) -> int:

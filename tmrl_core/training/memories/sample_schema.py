@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 from gymnasium import spaces
@@ -26,6 +26,7 @@ from tmrl_core.training.value_types import Space, Tree
 
 WHAT = frozenset({"observation", "action", "extras", "dtypes"})
 """Properties that are compared with the declaration. "dtypes" are those of actions and extras."""
+_ENVIRONMENT, _POLICY, _ANYBODY = "environment", "policy", "anybody"
 ADVICE = (
     "Workers and trainer need the same environment. If its samples differ from its spaces, correct the spaces, or set "
     "trainer.check_spaces: false."
@@ -63,13 +64,13 @@ class DeclaredSamples:
             SampleRefusedError: the format differs. The message names the part, its format and the required one.
         """
         if self._observation is not None:
-            _check(self._observation, chunk.observation, "the observation", None, _of_environment)
+            _check(self._observation, chunk.observation, "the observation", None, _ENVIRONMENT)
         present = chunk.action_present
         if not present.any():
             return
         if self._action is not None:
-            of_action = _of_policy if self._exact else _any_number
-            _check(self._action, chunk.action, "the action", None if present.all() else present, of_action)
+            rows = None if present.all() else present
+            _check(self._action, chunk.action, "the action", rows, _POLICY if self._exact else _ANYBODY)
         if self._extras is not None:
             of_policy = {name: tree for name, tree in chunk.extras.items() if name not in TAKEOVER_EXTRAS}
             self._check_extras(self._extras, of_policy)
@@ -90,7 +91,7 @@ class DeclaredSamples:
                 )
 
 
-def _check(space: Space, tree: Tree, what: str, rows: Array | None, fits: Callable[[Space, np.dtype], bool]) -> None:
+def _check(space: Space, tree: Tree, what: str, rows: Array | None, by: str) -> None:
     """Check that columns match a space.
 
     Args:
@@ -98,23 +99,22 @@ def _check(space: Space, tree: Tree, what: str, rows: Array | None, fits: Callab
         tree: the columns.
         what: their name, for the error.
         rows: [rows] bool, rows to check; None: all.
-        fits: returns True if a space accepts this dtype.
+        by: who chose the dtypes: `_ENVIRONMENT`, `_POLICY` or `_ANYBODY`.
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(tree, dict) or tree.keys() != space.spaces.keys():
             found = f"a dict of {_names(tree)}" if isinstance(tree, dict) else _found(tree)
             _refuse(what, found, f"a dict of {_names(space.spaces)}")
         for key, part in space.spaces.items():
-            _check(part, tree[key], f"{what}/{key}", rows, fits)
+            _check(part, tree[key], f"{what}/{key}", rows, by)
     elif isinstance(space, spaces.Tuple):
         if not isinstance(tree, tuple) or len(tree) != len(space.spaces):
             _refuse(what, _found(tree), f"a tuple of {len(space.spaces)}")
         for index, part in enumerate(space.spaces):
-            _check(part, tree[index], f"{what}/{index}", rows, fits)
+            _check(part, tree[index], f"{what}/{index}", rows, by)
     elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
-        if not isinstance(tree, np.ndarray) or tree.shape[1:] != space.shape or not fits(space, tree.dtype):
-            dtype = _dtype_of_policy(space) if fits is _of_policy else np.dtype(space.dtype)
-            _refuse(what, _found(tree), f"{dtype}{[*(space.shape or ())]}")
+        if not isinstance(tree, np.ndarray) or tree.shape[1:] != space.shape or not _fits(space, tree.dtype, by):
+            _refuse(what, _found(tree), f"{_dtype(space, by)}{[*(space.shape or ())]}")
         _check_values(space, tree if rows is None else tree[rows], what)
 
 
@@ -124,31 +124,22 @@ def check_space(space: Space, tree: Tree, what: str) -> None:
     Raises:
         SampleRefusedError: the columns are not of this space. The message begins with `what`.
     """
-    _check(space, tree, what, None, _any_number)
+    _check(space, tree, what, None, _ANYBODY)
 
 
-def _any_number(space: Space, dtype: np.dtype) -> bool:
-    return dtype.kind in "biuf"
-
-
-def _of_environment(space: Space, dtype: np.dtype) -> bool:
-    """Accept any integers for a Discrete space, because environments return integers of Python or NumPy."""
-    return dtype.kind in "iu" if isinstance(space, spaces.Discrete) else _of_space(space, dtype)
-
-
-def _of_policy(space: Space, dtype: np.dtype) -> bool:
-    """Accept int64 for any integer space, because built-in policies return numbered actions as int64."""
-    return bool(dtype.newbyteorder("=") == _dtype_of_policy(space))
-
-
-def _dtype_of_policy(space: Space) -> np.dtype:
-    dtype = np.dtype(np.int64 if isinstance(space, spaces.Discrete) else space.dtype)
+def _dtype(space: Space, by: str) -> np.dtype:
+    """Return the dtype of a space. Built-in policies return numbered actions as int64, of any space."""
+    dtype = np.dtype(np.int64 if by == _POLICY and isinstance(space, spaces.Discrete) else space.dtype)
     native: np.dtype = dtype.newbyteorder("=")
     return native
 
 
-def _of_space(space: Space, dtype: np.dtype) -> bool:
-    return bool(dtype.newbyteorder("=") == np.dtype(space.dtype).newbyteorder("="))
+def _fits(space: Space, dtype: np.dtype, by: str) -> bool:
+    if by == _ANYBODY:
+        return dtype.kind in "biuf"
+    if by == _ENVIRONMENT and isinstance(space, spaces.Discrete):
+        return dtype.kind in "iu"  # environments return integers of Python or NumPy
+    return bool(dtype.newbyteorder("=") == _dtype(space, by))
 
 
 def _check_values(space: Space, column: Array, what: str) -> None:

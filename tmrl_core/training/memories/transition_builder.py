@@ -110,7 +110,7 @@ class TransitionBuilder:
         tail = self.tails.pop(chunk.stream, None)
         if chunk.rows == 0:
             return None
-        observation, action = self.schema.observation(chunk), self.schema.action(chunk)
+        observation, action = self.schema.specs(chunk)
         self.schema.check(chunk, observation, action)
         specs, extras = self.schema.extras(chunk)
         if tail is not None and not tail.fits(observation, action, extras):
