@@ -141,11 +141,13 @@ def test_arguments_of_tmrl_are_keys_of_the_section_network(tmp_path: Path) -> No
     config = from_values({"network": {"transport": "local"}, "server": {"port": 0}})
     with Server(header_size=20, local_port=7, keys_dir="mine", config=config) as server:
         assert server.port
-    changed = _configured(config, credentials_dir=tmp_path / "mine", header_size=20, max_buf_len=CFG)
+    changed = _configured(
+        config, credentials_dir=tmp_path / "mine", header_size=20, local_port_server=7, max_buf_len=CFG
+    )
     assert changed.network.credentials_dir == str(tmp_path / "mine")
     keys = TlspyoKeys.of(changed)
     assert keys is not None
-    assert (keys.header_size, keys.max_buf_len) == (20, 512 << 20)
+    assert (keys.header_size, keys.local_port_server, keys.local_port_worker) == (20, 7, 55558)
     assert changed.start_folder == config.start_folder
     assert _configured(config, credentials_dir=CFG, header_size=CFG) is config
     assert _configured(config, credentials_dir=None, of_a_transport_that_is_not_here=1) is config

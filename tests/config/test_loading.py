@@ -83,6 +83,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"network": {"heartbeat_s": 20}}, ["network.heartbeat_s: 20", "network.silent_s = 10"]),
         ({"network": {"backoff_min_s": 20}}, ["network.backoff_min_s", "backoff_max_s = 15"]),
         ({"network": {"max_message_bytes": 1e9}}, ["server.budget_bytes: 67108864", "max_message_bytes = 1000000000"]),
+        ({"network": {"transport": "tlspyo", "local_port_worker": 55555}}, ["must differ", "55555"]),
         ({"network": {"security": None}, "server": {"host": "a.org"}}, ["server.host: 'a.org'", "allow_insecure"]),
         ({"network": {"security": None}, "server": {"bind": "0.0.0.0"}}, ["server.bind", "allow_insecure_remote"]),
         (
@@ -152,6 +153,12 @@ def test_errors_name_the_path_of_the_key(values: dict[str, Any], parts: list[str
     for part in parts:
         assert part in str(caught.value)
     assert "hunter2" not in str(caught.value)
+
+
+def test_free_ports_do_not_contradict_each_other() -> None:
+    network = {"transport": "tlspyo", "local_port_server": 0, "local_port_trainer": 0}
+    config = from_values({"server": {"port": 0}, "network": network})
+    assert msgspec.structs.asdict(config.network)["local_port_server"] == 0
 
 
 def test_a_file_s_mistake_names_the_file(tmp_path: Path) -> None:

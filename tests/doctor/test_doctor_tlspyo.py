@@ -26,7 +26,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serve(keys: Path, **network: Any) -> Server:
-    network = {"transport": "tlspyo", "credentials_dir": str(keys), **network}
+    network = {"transport": "tlspyo", "credentials_dir": str(keys), "local_port_server": 0, **network}
     return Server(config=from_values({"network": network, "server": {"port": 0}}))
 
 

@@ -35,8 +35,7 @@ class _Arguments:
 
     Args:
         core: the project's class.
-        keys: keys of the section `network` by the names of tmrl's arguments, in the order of those. Empty: it has no
-            effect.
+        keys: keys of the section `network` by the names of tmrl's arguments, in the order of those.
     """
 
     def __init__(self, core: type[Any], **keys: str) -> None:
@@ -74,16 +73,16 @@ def _configured(config: Config | None, **keys: Any) -> Config:
 
 
 _SIZES = {"header_size": "header_size", "max_buf_len": "max_buf_len"}
-_OF_SERVER = _Arguments(server.Server, local_port="", header_size="header_size")
-_OF_WORKER = _Arguments(rollout_worker.RolloutWorker, local_port="", **_SIZES)
-_OF_TRAINER = _Arguments(trainer.Trainer, local_com_port="", **_SIZES)
+_OF_SERVER = _Arguments(server.Server, local_port="local_port_server", header_size="header_size")
+_OF_WORKER = _Arguments(rollout_worker.RolloutWorker, local_port="local_port_worker", **_SIZES)
+_OF_TRAINER = _Arguments(trainer.Trainer, local_com_port="local_port_trainer", **_SIZES)
 
 
 class Server(server.Server):
     """The project's Server, with the arguments of tmrl's.
 
-    Besides those of `tmrl_core.networking.Server`: `header_size`, for the transport `tlspyo` only, `keys_dir`, the
-    folder of the credentials, and `local_port`, without effect.
+    Besides those of `tmrl_core.networking.Server`: `local_port` and `header_size`, for the transport `tlspyo` only, and
+    `keys_dir`, the folder of the credentials.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -107,9 +106,9 @@ class Buffer(buffer.Buffer):
 class RolloutWorker(rollout_worker.RolloutWorker):
     """The project's RolloutWorker, with the attributes of tmrl's.
 
-    Besides the arguments of `tmrl_core.networking.RolloutWorker`: `header_size` and `max_buf_len`, for the transport
-    `tlspyo` only, `keys_dir`, the folder of the credentials, and `local_port`, without effect. tmrl's MLP policy acts
-    without torch, unless the file of its weights is tmrl's.
+    Besides the arguments of `tmrl_core.networking.RolloutWorker`: `local_port`, `header_size` and `max_buf_len`, for
+    the transport `tlspyo` only, and `keys_dir`, the folder of the credentials. tmrl's MLP policy acts without torch,
+    unless the file of its weights is tmrl's.
 
     Attributes:
         server_ip: address of the Server.
@@ -210,8 +209,8 @@ def _native(actor: Any) -> Any:
 class Trainer(trainer.Trainer):
     """The project's Trainer, with the attributes of tmrl's, which may be changed before `run`.
 
-    Besides the arguments of `tmrl_core.networking.Trainer`: `header_size` and `max_buf_len`, for the transport `tlspyo`
-    only, `keys_dir`, the folder of credentials, and `local_com_port`, without effect.
+    Besides the arguments of `tmrl_core.networking.Trainer`: `local_com_port`, `header_size` and `max_buf_len`, for the
+    transport `tlspyo` only, and `keys_dir`, the folder of credentials.
 
     Attributes:
         server_ip: address of the Server.
@@ -265,7 +264,7 @@ class TrainerInterface(RemoteInterface):
         server_ip: address of the Server; None: this machine.
         server_port: port of the Server.
         password: the token of trainers.
-        local_com_port: without effect.
+        local_com_port: for the transport `tlspyo` only.
         security: "TLS" or None.
         keys_dir: folder of the credentials.
         model_path: file that each published policy is written to; None: none.
@@ -289,6 +288,7 @@ class TrainerInterface(RemoteInterface):
         config = _configured(
             None,
             credentials_dir=keys_dir,
+            local_port_trainer=local_com_port,
             header_size=header_size,
             max_buf_len=max_buf_len,
         )

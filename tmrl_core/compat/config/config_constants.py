@@ -47,7 +47,9 @@ def _of_network(key: str) -> Callable[[Config], Any]:
 _NAMES: dict[str, Callable[[Config], Any]] = {
     "PASSWORD": lambda config: token_from_environment(os.environ),
     "PORT": lambda config: config.server.tcp_port,
-    **dict.fromkeys(("LOCAL_PORT_SERVER", "LOCAL_PORT_WORKER", "LOCAL_PORT_TRAINER"), lambda config: 0),  # a free one
+    "LOCAL_PORT_SERVER": _of_network("local_port_server"),
+    "LOCAL_PORT_WORKER": _of_network("local_port_worker"),
+    "LOCAL_PORT_TRAINER": _of_network("local_port_trainer"),
     "HEADER_SIZE": _of_network("header_size"),
     "BUFFER_SIZE": _of_network("max_buf_len"),
     "SECURITY": lambda config: None if config.network.security is None else "TLS",

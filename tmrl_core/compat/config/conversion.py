@@ -29,7 +29,6 @@ NO_COUNTERPART = {
     "REWARD_CONFIG": "it belongs to your interface",
     "WINDOW_WIDTH": "it belongs to your interface",
     "WINDOW_HEIGHT": "it belongs to your interface",
-    **dict.fromkeys(("LOCAL_PORT_SERVER", "LOCAL_PORT_TRAINER", "LOCAL_PORT_WORKER"), "a free port is taken"),
 }
 """Next step for keys without a counterpart."""
 

@@ -58,11 +58,12 @@ class Place:
     def __init__(self, keys: Path, stack: ExitStack) -> None:
         self.keys = keys
         self.stack = stack
+        self.local_port = free_port()
         self.port = 0
         self.server: Server
 
     def start_server(self, **network: Any) -> Server:
-        values = {"transport": "tlspyo", "credentials_dir": str(self.keys)}
+        values = {"transport": "tlspyo", "credentials_dir": str(self.keys), "local_port_server": self.local_port}
         config = from_values({"network": {**values, **network}, "server": {"port": self.port}})
         self.server = Server(config=config)
         self.stack.callback(self.server.close)
@@ -132,10 +133,12 @@ def collect(trainer: TrainerLink, numbers: list[float], rows: int) -> None:
 
 
 def test_roles_connect_with_the_credentials_of_the_command(place: Place) -> None:
-    """Their own processes never import tlspyo."""
+    """They may share one local port, and their own processes never import tlspyo."""
     place.start_server()
-    worker = place.worker()
-    trainer = place.trainer()
+    ports = {"local_port_trainer": place.local_port, "local_port_worker": place.local_port}
+    sharing = from_values({"network": ports})
+    worker = place.worker(config=sharing)
+    trainer = place.trainer(config=sharing)
     trainer.publish({"policy": Blob("text", b"weights")})
     send(worker, 0, 300)
     numbers: list[float] = []
@@ -207,6 +210,16 @@ def test_another_certificate_and_another_host_name_are_named_and_final(place: Pl
     assert "for another name than 'elsewhere.example.org'. Set network.hostname" in str(error)
 
 
+def test_the_error_names_a_used_local_port_in_time(place: Place) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", place.local_port))
+        holder.listen()
+        transport = transport_of(place.keys, local_port=place.local_port, start_s=0.2)
+        with pytest.raises(NetworkError, match=rf"local port {place.local_port}.*network\.local_port_server"):
+            asyncio.run(transport.serve("127.0.0.1", 0, no_peer))
+    assert io_processes() == []
+
+
 def test_missing_files_and_passwords_are_named(place: Place, tmp_path: Path) -> None:
     own = tmp_path / "own"
     place.keys = own
@@ -262,7 +275,7 @@ def test_plaintext_stays_on_this_machine(place: Place) -> None:
 def transport_of(keys: Path, **more: Any) -> TlspyoTransport:
     part = files.load(keys, server=True)
     values = {"password": part.password, "certificate": part.certificate, "key": part.key}
-    return TlspyoTransport(**{**values, **more})
+    return TlspyoTransport(**{**values, "key_of_local_port": "network.local_port_server", **more})
 
 
 def no_peer_of() -> Connection:
@@ -519,8 +532,8 @@ ROLE = """
 import sys, time
 from tmrl_core.config import from_values
 from tmrl_core.networking import Server
-server = Server(config=from_values({"network": {"transport": "tlspyo", "credentials_dir": sys.argv[1]},
-    "server": {"port": int(sys.argv[2])}}))
+server = Server(config=from_values({"network": {"transport": "tlspyo", "credentials_dir": sys.argv[1],
+    "local_port_server": int(sys.argv[3])}, "server": {"port": int(sys.argv[2])}}))
 print(server.port, flush=True)
 if "fork" in sys.argv:
     import os
@@ -533,7 +546,7 @@ sys.stdin.read()
 
 def start_role(place: Place, port: int, *more: str) -> tuple[subprocess.Popen[str], int]:
     process = subprocess.Popen(
-        [sys.executable, "-c", ROLE, str(place.keys), str(port), *more],
+        [sys.executable, "-c", ROLE, str(place.keys), str(port), str(place.local_port), *more],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,14 +1,15 @@
 """Parent's side of an I/O process of the transport `tlspyo`: start, communication and end.
 
-The process connects back to a free local port, as tlspyo's processes do to theirs. The port is open only until then. A
-client of that port must first show a number that only the child received, on its standard input, together with the
-password.
+The process connects back to a local port, as tlspyo's processes do. The port is open only until then, so that several
+roles on one machine may be configured with the same one. A client of that port must first show a number that only the
+child received, on its standard input, together with the password.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import importlib.metadata
 import importlib.util
 import json
@@ -33,6 +34,7 @@ _BOOT = (
 )
 START_S = 20.0
 """Time limit for the start of a process; on a small machine, importing Twisted alone takes seconds."""
+_PORT_POLL_S = 0.05
 _HIGH_WATER_BYTES = 262_144
 _NONCE_LIMIT_BYTES = 1_024
 _VERSIONS = "0.3."
@@ -88,20 +90,23 @@ class IoProcess:
         self._arrived: asyncio.Future[None] | None = None
         self._lost = False
 
-    async def start(self, start_s: float) -> None:
+    async def start(self, local_port: int, key: str, start_s: float) -> None:
         """Start the process and wait until it has connected.
 
         Args:
-            start_s: time limit.
+            local_port: port that it connects to; 0: a free port.
+            key: name of that port in the configuration, for the error.
+            start_s: time limit, including the wait until the port is free.
 
         Raises:
-            NetworkError: the process does not start.
+            NetworkError: the port stays in use, or the process does not start.
         """
         loop = asyncio.get_running_loop()
         self._arrived = loop.create_future()
         deadline = loop.time() + start_s
-        server = await loop.create_server(lambda: _LocalEnd(self), "127.0.0.1", 0, backlog=1)
-        port = server.sockets[0].getsockname()[1]
+        listening = await _listen(local_port, key, deadline)
+        port = listening.getsockname()[1]
+        server = await loop.create_server(lambda: _LocalEnd(self), sock=listening)
         try:
             self._launch({**self._settings, "local_port": port, "nonce": self._nonce, "path": sys.path})
             while not self._arrived.done():
@@ -250,3 +255,26 @@ class _LocalEnd(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._known:
             self._owner.detach()
+
+
+async def _listen(port: int, key: str, deadline: float) -> socket.socket:
+    """Return a listening socket on this machine's `port`. Wait while another role holds the port to start its child."""
+    loop = asyncio.get_running_loop()
+    while True:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            if sys.platform != "win32":
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(("127.0.0.1", port))
+            sock.listen(1)
+            sock.setblocking(False)
+        except OSError as exc:
+            sock.close()
+            if exc.errno != errno.EADDRINUSE or loop.time() >= deadline:
+                raise NetworkError(
+                    f"cannot listen on local port {port}, which tlspyo's I/O process would call: "
+                    f"{exc.strerror or exc}. Stop that process, or set another {key}."
+                ) from exc
+            await asyncio.sleep(_PORT_POLL_S)
+        else:
+            return sock

@@ -7,6 +7,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.protocol.connection import Authenticate
 from tmrl_core.networking.protocol.messages import Role
@@ -50,7 +52,10 @@ class TlspyoKind(TransportKind):
 
     def examined(self, settings: LinkSettings, role: Role, *, tls: bool) -> tuple[Transport, str]:
         """Return a client's transport for `--doctor`, and a description of its credentials."""
-        made = tlspyo_transport(settings, role, tls=tls)
+        # The configured local port may be in use by a running role.
+        network = msgspec.structs.replace(settings.config.network, local_port_trainer=0, local_port_worker=0)
+        config = msgspec.structs.replace(settings.config, network=network)
+        made = tlspyo_transport(msgspec.structs.replace(settings, config=config), role, tls=tls)
         folder = credentials.find(settings.credentials_dir)
         where = "TMRL_CORE_TOKEN" if settings.token else str(folder)
         if not tls:
@@ -106,8 +111,10 @@ def tlspyo_transport(
         certificate=part.certificate if part is not None else None,
         key=part.key if part is not None else None,
         hostname=settings.hostname or files.HOSTNAME,
+        local_port=keys.local_port(role),
         header_size=keys.header_size,
         max_buf_len=keys.max_buf_len,
+        key_of_local_port=f"network.local_port_{role}",
         admission=admission,
         on_refused=on_refused,
     )

@@ -78,8 +78,10 @@ class TlspyoTransport(Transport):
             plain TCP.
         key: `key.pem`, as PEM, to `serve`.
         hostname: name in that certificate that clients expect.
+        local_port: port on which an I/O process connects to its parent; 0: a free one.
         header_size: bytes of the header of tlspyo's messages; the same for the Server and all clients.
         max_buf_len: maximum number of bytes read at a time from the I/O process.
+        key_of_local_port: name of `local_port` in the configuration.
         start_s: time limit for starting an I/O process.
         admission: a Server's limits for unauthenticated connections; None: the defaults.
         on_refused: called with the address and the reason for each client with a wrong password or beyond the limits.
@@ -96,8 +98,10 @@ class TlspyoTransport(Transport):
         certificate: str | None = None,
         key: str | None = None,
         hostname: str = "default",
+        local_port: int = 0,
         header_size: int = 12,
         max_buf_len: int = 512 << 20,
+        key_of_local_port: str = "local_port",
         start_s: float = START_S,
         admission: AdmissionSettings | None = None,
         on_refused: Callable[[str, str], None] = lambda address, reason: None,
@@ -114,9 +118,11 @@ class TlspyoTransport(Transport):
         self._certificate = certificate
         self._key = key
         self.hostname = hostname
+        self.local_port = local_port
         self.header_size = header_size
         # The receive buffer has room for one message and one such read (`process.py`).
         self.read_bytes = min(max_buf_len, MAX_MESSAGE_BYTES)
+        self.key_of_local_port = key_of_local_port
         self.start_s = start_s
         self._admission = admission or AdmissionSettings()
         self.on_refused = on_refused
@@ -334,7 +340,7 @@ class _PeerDriver(_LinkDriver):
         """Start the I/O process, which then connects."""
         owner = self._owner
         self._process = owner.process(settings, self._on_message, self._process_gone, self.wake)
-        await self._process.start(owner.start_s)
+        await self._process.start(owner.local_port, owner.key_of_local_port, owner.start_s)
 
     def _on_message(self, number: int, command: str, content: Any) -> None:
         if command == "OBJ":
@@ -473,7 +479,7 @@ class TlspyoListener(Listener):
         process = owner.process(
             owner.relay_settings(self._host, port), self._on_message, self._process_gone, self._room
         )
-        await process.start(owner.start_s)
+        await process.start(owner.local_port, owner.key_of_local_port, owner.start_s)
         self._process = process
         try:
             self._port = await asyncio.wait_for(self._listening, owner.start_s)
