@@ -27,6 +27,7 @@ from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.tls_contexts import ClientRole
+from tmrl_core.token_bucket import TokenBucket
 
 ALL = [
     "configuration",
@@ -504,8 +505,7 @@ def test_a_slow_connection(server: Server, robot: Path, monkeypatch: pytest.Monk
 
 
 def test_measurements_share_the_servers_allowance(server: Server, robot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    probes = server.relay.probes
-    monkeypatch.setattr(probes, "_allowance", lambda now: 10_000)
+    monkeypatch.setattr(server.relay.probes, "_bytes", TokenBucket(1e9, 10_000))
     steps = look(configured(server.port, robot))
     assert steps["round trip"].state == "ok"
     assert steps["upload"].state == steps["download"].state == "skipped"
