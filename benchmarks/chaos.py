@@ -288,9 +288,14 @@ class Kill(NamedTuple):
     """None: the next kill came first."""
 
 
+def chosen(roles: str) -> list[str]:
+    """Return the kinds that `--role` names."""
+    return list(KINDS) if roles == "all" else roles.split(",")
+
+
 def cycles(pipeline: Pipeline, count: int, roles: str, rng: random.Random) -> Iterator[Kill]:
     """Kill, start again, wait until samples flow; `count` times for each role."""
-    kinds = (list(KINDS) if roles == "all" else [roles]) * count
+    kinds = chosen(roles) * count
     rng.shuffle(kinds)
     recovering = False
     for cycle, kind in enumerate(kinds):
@@ -427,7 +432,7 @@ def run(pipeline: Pipeline, options: argparse.Namespace, seed: int) -> tuple[lis
         pipeline.start(name)
     pipeline.wait(pipeline.flow(), "the first samples")
     for role in pipeline.roles.values():
-        if options.role in ("all", "handover", role.kind):
+        if {"handover", role.kind} & {*chosen(options.role)}:
             role.prepare()
     kills = []
     begun = time.monotonic()
@@ -461,13 +466,15 @@ def table(kills: list[Kill], reckoning: Reckoning) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cycles", type=int, default=20, help="how often each role is killed")
-    parser.add_argument("--role", choices=[*KINDS, "all"], default="all", help="who is killed; all: in any order")
+    parser.add_argument("--role", default="all", help=f"who is killed, in any order: all, or some of {','.join(KINDS)}")
     parser.add_argument("--seed", type=int, help="of the choices and moments (default: a random one, printed)")
     parser.add_argument("--memory", choices=["disk", "ram"], default="disk", help="the trainer's")
     parser.add_argument("--rate", type=float, default=200.0, help="steps a second of each worker")
     parser.add_argument("--logs", type=Path, help="folder for logs and files; default: a temporary one")
     options = parser.parse_args()
-    if options.memory == "ram" and options.role not in ("server", "worker"):
+    if unknown := {*chosen(options.role)}.difference(KINDS):
+        parser.error(f"--role: unknown {', '.join(sorted(unknown))}; allowed: all, or some of {','.join(KINDS)}")
+    if options.memory == "ram" and not {*chosen(options.role)} <= {"server", "worker"}:
         parser.error("a memory in RAM goes with its trainer: --memory disk, or --role server or worker")
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
     folder = (options.logs or Path(tempfile.mkdtemp(prefix="tmrl_chaos_"))).resolve()

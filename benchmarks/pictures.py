@@ -27,7 +27,7 @@ import gymnasium  # noqa: E402
 
 from tests.networking.end_to_end.ends import signer, verifier  # noqa: E402
 from tmrl_core.actor.rollout.pictures import Frame, WorkerPictures, jpeg, rendered  # noqa: E402
-from tmrl_core.networking.end_to_end.pictures import check_piece, sign_piece  # noqa: E402
+from tmrl_core.networking.end_to_end.signed import check_message, sign_message  # noqa: E402
 from tmrl_core.networking.protocol.messages import Film, encode_body, encode_control  # noqa: E402
 from tmrl_core.networking.protocol.pictures import FRAME_S, Picture, Piece, Wanted  # noqa: E402
 
@@ -90,8 +90,8 @@ def main() -> None:
     frame = source.frame()
     content = jpeg(frame)
     piece = Piece("run", "robot7", "camera", 1, 0, 1, content)
-    own, check = signer("worker", "robot7"), verifier()
-    proven = sign_piece(piece, own)
+    own, checks = signer("worker", "robot7"), verifier()
+    proven = sign_message(piece, own)
     size = len(encode_control(Film("camera", 0, encode_body(proven))))
     made.close()
     print(f"| a look while nobody watches | {idle:.2f} us, five times a second |")
@@ -102,8 +102,8 @@ def main() -> None:
     print(f"| of it the renderer | {median_us(source.frame, repetitions) / 1e3:.2f} ms |")
     print(f"| JPEG, second thread | {median_us(lambda: jpeg(frame), repetitions) / 1e3:.2f} ms |")
     print(
-        f"| signing, checking | {median_us(lambda: sign_piece(piece, own), repetitions):.0f} us, "
-        f"{median_us(lambda: check_piece(proven, check), repetitions):.0f} us |"
+        f"| signing, checking | {median_us(lambda: sign_message(piece, own), repetitions):.0f} us, "
+        f"{median_us(lambda: check_message(proven, checks), repetitions):.0f} us |"
     )
     print(f"| a camera's message | {size:,} bytes, {2 * size / 1e3:.1f} kB/s |")
 

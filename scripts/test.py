@@ -53,9 +53,14 @@ def main() -> int:
     quickstart = [sys.executable, str(ROOT / "scripts" / "quickstart.py"), "--small"]
     site = [sys.executable, str(ROOT / "scripts" / "docs.py")]
     together = [*static_phases(python), Phase("docs", site)]
+    if not any((ROOT / "tests").rglob("*-pytest-*.pyc")):
+        # Each worker of pytest would compile all tests by itself, for half a minute; the types leave a core to this.
+        together.append(
+            Phase("bytecode", [str(python), "-m", "pytest", "--collect-only", "-qq", "-k", "test_conftest"])
+        )
     phases = [Phase("tests", tests), Phase("quickstart", quickstart)]
     if arguments.fast:
-        together = [phase for phase in together if phase.name not in ("types", "docs")]
+        together = [phase for phase in together if phase.name not in ("types", "docs", "bytecode")]
         phases = phases[:1]
     return run_phases(phases, environment, together=together)
 

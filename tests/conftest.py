@@ -98,11 +98,13 @@ def _no_fork() -> int:
     raise RuntimeError("os.fork: processes are started by spawn everywhere (threads and locks do not survive a fork)")
 
 
-@pytest.fixture(autouse=True)
-def _spawn_only(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _spawn_only() -> Iterator[None]:
     """`multiprocessing`'s fork and forkserver, and anybody else's, end here. `subprocess` does not come by."""
-    if hasattr(os, "fork"):
-        monkeypatch.setattr(os, "fork", _no_fork)
+    with pytest.MonkeyPatch.context() as changed:
+        if hasattr(os, "fork"):
+            changed.setattr(os, "fork", _no_fork)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -124,9 +126,29 @@ def _homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 _numbers = itertools.count()
 
 
+class _SessionsDiffer(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        assert "differ from their records" not in record.msg, record.getMessage()
+        return True
+
+
+_SESSIONS = logging.getLogger("tmrl_core.sessions.session")
+_SESSIONS_DIFFER = _SessionsDiffer()
+
+
+@pytest.fixture
+def sessions_may_differ() -> None:
+    """For a test whose sessions differ from the records of their episodes on purpose."""
+
+
 @pytest.fixture(autouse=True)
-def _own_logging() -> Iterator[None]:
-    """What a test sets up for logging ends with it."""
+def _own_logging(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test sets up for logging ends with it.
+
+    The warning of a session that differs from its episode's record is an error.
+    """
+    if "sessions_may_differ" not in request.fixturenames:
+        _SESSIONS.addFilter(_SESSIONS_DIFFER)
     known = logging.Logger.manager.loggerDict
     ours = [
         name for name, logger in known.items() if name.startswith("tmrl_core.") and isinstance(logger, logging.Logger)
@@ -137,29 +159,7 @@ def _own_logging() -> Iterator[None]:
     for logger, (level, handlers) in zip(loggers, before, strict=True):
         logger.setLevel(level)
         logger.handlers[:] = handlers
-
-
-class _SessionsDiffer(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        assert "differ from their records" not in record.msg, record.getMessage()
-        return True
-
-
-@pytest.fixture
-def sessions_may_differ() -> None:
-    """For a test whose sessions differ from the records of their episodes on purpose."""
-
-
-@pytest.fixture(autouse=True)
-def _sessions_agree(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The warning of a session that differs from its episode's record is an error."""
-    if "sessions_may_differ" in request.fixturenames:
-        yield
-        return
-    logger, refusing = logging.getLogger("tmrl_core.sessions.session"), _SessionsDiffer()
-    logger.addFilter(refusing)
-    yield
-    logger.removeFilter(refusing)
+    _SESSIONS.removeFilter(_SESSIONS_DIFFER)
 
 
 @pytest.fixture(scope="session")

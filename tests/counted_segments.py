@@ -65,4 +65,5 @@ def one_row_segments(kind: str, number: int, version: tuple[int, int]) -> Counte
 
 
 KINDS = ("following", "identical", "alternating")
-MANY = 100_000
+MANY = 5_000
+"""Enough: they count looks, of which quadratic work takes thousands of times as many."""

@@ -17,6 +17,7 @@ guard refuses that with an error that names this file. `python scripts/test.py -
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing.util
 import sys
 from collections.abc import Iterator, Sequence
@@ -184,13 +185,16 @@ def layer_of(test: str) -> str:
     Args:
         test: node id, `tests/folder/test_file.py::test_name[parameters]`.
     """
-    matching = [
-        (len(name), layer)
-        for layer, names in LAYERS.items()
-        for name in names
-        if test == name or test.startswith((f"{name}/", f"{name}::", f"{name}["))
-    ]
-    return max(matching)[1] if matching else "unit"
+    layers = _layers_by_name(tuple(LAYERS.items()))
+    name = test.partition("[")[0]
+    while name and name not in layers:
+        name = name[: max(name.rfind("/"), name.rfind("::"), 0)]
+    return layers.get(name, "unit")
+
+
+@functools.lru_cache
+def _layers_by_name(table: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, str]:
+    return {name: layer for layer, names in table for name in names}
 
 
 @contextlib.contextmanager

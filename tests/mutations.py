@@ -1016,8 +1016,8 @@ MUTATIONS = (
     Mutation(
         "orders-of-anybody",
         ORIGIN,
-        "tmrl_core/networking/end_to_end/orders.py",
-        "if not is_signed(peer.key, envelope.proof, _covered(envelope)):",
+        "tmrl_core/networking/end_to_end/signed.py",
+        "if not is_signed(peer.key, message.proof, _covered(message)):",
         "if False:",
         ("tests/networking/end_to_end/test_telemetry_proofs.py::test_an_order_cannot_be_changed",),
     ),

@@ -160,7 +160,7 @@ LIMITS: tuple[tuple[str, tuple[object, ...]], ...] = (
     ),
     ("The login ends after {} hours", (WORDS[round(logins.LOGIN_S / 3_600)],)),
     # A malicious trainer
-    ("in which 1 MB of answers counts as {:.0f} ms", (1e6 * processor_time.STATUS_BYTE_S * 1_000,)),
+    ("1 MB of answers counts as {:.0f} ms", (1e6 * processor_time.STATUS_BYTE_S * 1_000,)),
     # A Server that has been taken over
     (
         "Of {:,} random attempts ({:,} with `--full`)",

@@ -104,6 +104,8 @@ def test_a_folder_is_shown_without_a_server(start: Start, tmp_path: Path) -> Non
     process = start("--dashboard", "--announce", "--folder", str(tmp_path), "--set", "dashboard.port=0", "--control")
     port = announced(process)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", "/about")
+    assert json.loads(connection.getresponse().read())["run"] == tmp_path.name
     connection.request("GET", "/events")
     answer = connection.getresponse()
     while not (line := answer.readline()).startswith(b"data: "):

@@ -52,6 +52,7 @@ def test_its_configuration_makes_it(ddpg: Any, tmp_path: Path) -> None:
     assert isinstance(training_from_config(config)().agent, ddpg.DDPGAgent)
 
 
+@pytest.mark.full  # `test_compiled.py` compiles its like
 def test_compiled_it_learns_the_same(ddpg: Any) -> None:
     agents = []
     for wanted in (False, True):

@@ -131,8 +131,14 @@ def test_a_breach_of_contract_ends_the_command_before_any_role_starts(tmp_path: 
     ("code", "said"),
     [
         ({"reset": "return 7"}, "the environment's reset returned a int"),
-        ({"step": "return self.reset()[0], [0.0, 1.0], False, False, {}"}, "the reward is [0.0, 1.0] of type list"),
-        ({"constructor": "self.num_envs = 4"}, "it is a vector environment, a batch of 4 environments"),
+        # Of the same check: `test_the_error_names_the_cause` and tests of the environment's contract.
+        *(
+            pytest.param(code, said, marks=pytest.mark.full)
+            for code, said in (
+                ({"step": "return self.reset()[0], [0.0, 1.0], False, False, {}"}, "the reward is [0.0, 1.0] of type"),
+                ({"constructor": "self.num_envs = 4"}, "it is a vector environment, a batch of 4 environments"),
+            )
+        ),
     ],
 )
 def test_without_a_trial_a_breach_of_contract_is_found_before_other_roles_start(

@@ -75,6 +75,25 @@ def roles_running(folder: Path) -> list[str]:
 
 THREADS = ("--local", "--single-process", "--workers", "1")
 
+SLOW = """
+import time
+from tmrl_core.envs import GenericGymEnv
+
+class Slow(GenericGymEnv):
+    def step(self, action):
+        time.sleep(0.01)
+        return super().step(action)
+"""
+
+
+def endless(folder: Path) -> list[str]:
+    """Return arguments for a run without an end that leaves the processors to others."""
+    (folder / "slow_environment.py").write_text(SLOW, encoding="utf-8")
+    return [
+        "--set", "environment={cls: 'slow_environment:Slow', kwargs: {id: Pendulum-v1, to_float32: true}}",
+        "--set", "trainer.rounds=1000000", "--set", "trainer.max_training_steps_per_env_step=1",
+    ]  # fmt: skip
+
 
 WANDERING = """
 import os, tempfile
@@ -212,7 +231,7 @@ def test_signals_write_a_checkpoint_and_end_all_roles_in_order_and_the_run_can_c
         return record.values.get("event") == "checkpoint"
 
     # Only the first samples, signals and the end lead to a checkpoint here.
-    arguments = ("--local", "-c", configured(tmp_path, 0.0), "--set", "trainer.rounds=1000000")
+    arguments = ("--local", "-c", configured(tmp_path, 0.0), *endless(tmp_path), "--set", "trainer.start_training=50")
     process = start(*arguments)
     wait_for(tmp_path, checkpoint, process)
     wait_for(tmp_path, lambda record: record.step >= 100, process)
@@ -240,7 +259,7 @@ def test_signals_write_a_checkpoint_and_end_all_roles_in_order_and_the_run_can_c
 
     pressing = threading.Thread(target=press_ctrl_c)
     pressing.start()
-    with in_this_process(tmp_path) as again:
+    with in_this_process(tmp_path, ["slow_environment"]) as again:
         ended = again(*arguments, "--single-process")
     pressing.join()
     assert ended.returncode == 0, ended.stderr
@@ -267,7 +286,7 @@ def test_a_default_port_that_is_taken_gives_way_and_other_commands_find_the_new_
             holder.bind(("127.0.0.1", 55555))
             holder.listen()
         small = ("-c", configured(tmp_path, 0.0), "--set", "server.port=null")
-        process = start("--local", *small, "--workers", "1", "--set", "trainer.rounds=1000000")
+        process = start("--local", *small, "--workers", "1", *endless(tmp_path))
         assert process.stdout is not None
         told = next(line for line in process.stdout if "Port 55555 is taken" in line)
         found = re.search(r"the Server of run small listens on port (\d+)\.", told)

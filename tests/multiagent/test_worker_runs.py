@@ -64,6 +64,7 @@ def ended(process: subprocess.Popen[str]) -> str:
     return out
 
 
+@pytest.mark.full  # in one process: test_remote.py; two workers as processes: test_end_to_end_runs.py
 def test_a_worker_killed_in_an_episode_does_not_stop_the_others(start: Start, tmp_path: Path, no_torch: str) -> None:
     (tmp_path / "hang").touch()  # the worker that finds it stops in its first episode
     at = port_of(start("--server"))

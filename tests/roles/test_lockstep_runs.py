@@ -48,6 +48,7 @@ def port_of(server: subprocess.Popen[str]) -> str:
     raise AssertionError("the server did not say where it listens")
 
 
+@pytest.mark.full  # many agents, whose loop derives from this one, in each change: tests/multiagent/test_remote_runs.py
 def test_a_killed_trainer_begins_the_round_again_and_nothing_is_stuck(start: Start, tmp_path: Path) -> None:
     server = start("--server")
     at = port_of(server)

@@ -37,10 +37,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield call
 
 
+@pytest.mark.full  # without processes: test_trainer.py and tests/networking/test_other_environments.py
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "checked", [pytest.param(True, id="environments", marks=pytest.mark.full), pytest.param(False, id="samples")]
-)
+@pytest.mark.parametrize("checked", [pytest.param(True, id="environments"), pytest.param(False, id="samples")])
 def test_a_first_worker_with_another_environment_does_not_stop_training(
     start: Start, tmp_path: Path, checked: bool
 ) -> None:

@@ -5,8 +5,8 @@ That the tests find them is shown by `python scripts/mutations.py`, which takes 
 
 from __future__ import annotations
 
-import ast
 import functools
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -44,8 +44,7 @@ def test_each_fits_the_code_and_names_tests() -> None:
 @functools.cache
 def functions(file: str) -> set[str]:
     """Return the names of a module's functions."""
-    body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
-    return {node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return set(re.findall(r"^(?:async )?def (\w+)", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def test_a_text_that_is_not_there_once_is_an_error() -> None:

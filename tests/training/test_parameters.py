@@ -383,13 +383,13 @@ CASES = [f"{agent}-{memory}" for agent, memory in OFF_POLICY] + [f"ppo-{case}" f
 
 
 def _is_quick(case: str) -> bool:
-    """Return True for what the quick suite trains: all kinds of memory with two agents, and all agents with two kinds.
+    """Return True for what the quick suite trains: all kinds of memory with DQN, and all agents with two kinds.
 
     A memory sees nothing of an agent but the shape of its actions and TD errors; an agent sees nothing of a memory but
     batches. The two kinds bring everything that a batch may hold: vectors and pictures, weights, discounts of n steps.
     """
     agent, _, memory = case.partition("-")
-    return agent in ("ppo", "td3", "dqn") or memory in ("uniform-disk", "frames_n_step_prioritized-ram")
+    return agent in ("ppo", "dqn") or memory in ("uniform-disk", "frames_n_step_prioritized-ram")
 
 
 def _marked(case: str) -> Any:
@@ -417,7 +417,7 @@ def test_memories_on_disk_train_as_those_in_ram() -> None:
             assert cases[case] == cases[f"{case.removesuffix('ram')}disk"]
 
 
-SENSITIVE = ["sac-n_step-ram", "dqn-uniform-ram", "ppo-box"]
+SENSITIVE = [pytest.param("sac-n_step-ram", marks=pytest.mark.full), "dqn-uniform-ram", "ppo-box"]
 
 
 @pytest.mark.parametrize("case", SENSITIVE)

@@ -62,7 +62,7 @@ def whole_weight(text: str) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the arguments after `--credentials`."""
     common = common_options()
-    added = commands_of_rooms()
+    added: dict[str, CredentialsCommand] = of_rooms("credentials")
     weighted = weighted_roles()
     made = argparse.ArgumentParser(
         prog="python -m tmrl_core --credentials",
@@ -141,11 +141,6 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def commands_of_rooms() -> dict[str, CredentialsCommand]:
-    """Return the commands that rooms add, by name."""
-    return of_rooms("credentials")
-
-
 def weighted_roles() -> list[str]:
     """Return the names of the roles of rooms that the Server takes for a worker with a weight."""
     return [name for name, role in of_rooms("roles").items() if role.weighted]
@@ -165,8 +160,9 @@ def run_credentials(arguments: Sequence[str]) -> int:
     set_up_logging(options.log_level)
     config = load_config(options)
     folder = credentials.find(config.network.credentials_dir)
-    if (of_room := commands_of_rooms().get(options.command)) is not None:
-        return of_room.run(config, options, folder)
+    added: dict[str, CredentialsCommand] = of_rooms("credentials")
+    if options.command in added:
+        return added[options.command].run(config, options, folder)
     if options.command == "create":
         return create(options, config, folder)
     command = {
@@ -227,7 +223,7 @@ def install(options: argparse.Namespace, folder: Path) -> int:
 
 def show(options: argparse.Namespace, folder: Path) -> int:
     """Print the existing credentials."""
-    records = [record for command in commands_of_rooms().values() for record in command.show(folder)]
+    records = [record for command in of_rooms("credentials").values() for record in command.show(folder)]
     if not records or folder.is_file() or (folder / "ca.pem").exists():
         records = credentials.show(folder) + records
     print(folder)
@@ -249,7 +245,7 @@ def show(options: argparse.Namespace, folder: Path) -> int:
 def revoke(options: argparse.Namespace, folder: Path) -> int:
     """Revoke certificates or the secret of a room."""
     if options.of_role is None:
-        for command in commands_of_rooms().values():
+        for command in of_rooms("credentials").values():
             if (ended := command.revoke(folder, options.name)) is not None:
                 print(f"revoked: {ended}")
                 return 0

@@ -268,7 +268,7 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
     if options.role == "config-schema":
         print(json.dumps(config_schema(), indent=2))
         return 0
-    roles = ROLES | options.added
+    roles: dict[str, Role] = ROLES | options.added
     role = roles[options.role]
     check_options(options, roles)
     set_up_logging(options.log_level)

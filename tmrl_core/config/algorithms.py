@@ -192,6 +192,11 @@ MEMORIES = {
     "RoundMemory": "loops.round_memory",
     "SequenceMemory": "memories.sequences",
 }
+LOOPS = {
+    "TorchTrainingOffline": "loops.training_loop",
+    "TrainingLockstep": "loops.lockstep",
+    "TrainingOffline": "loops.training_loop",
+}
 
 
 def actor_of(reference: str) -> str | None:
@@ -222,6 +227,11 @@ def shared_kwargs(config: Config) -> dict[str, Any]:
 def memory_of(reference: str) -> str | None:
     """Return the name of the built-in memory that `memory.cls` names; None: a custom one."""
     return _own_name(reference, "training", MEMORIES)
+
+
+def loop_of(reference: str) -> str | None:
+    """Return the name of the built-in loop that `trainer.loop` names; None: a custom one."""
+    return _own_name(reference, "training", LOOPS)
 
 
 def _kinds(names: Any, prefix: str = "") -> str:
@@ -338,10 +348,12 @@ def stacks_problem(config: Config, space: Any) -> str | None:
 
     The observations of a preprocessor are not known in advance.
     """
+    from tmrl_core.space_tree import space_leaves
+
     if memory_of(config.memory.cls) != "FrameStackMemory" or config.worker.obs_preprocessor is not None:
         return None
     stack = config.memory.kwargs.get("frame_stack", FRAME_STACK)
-    parts = [*_parts(space)]
+    parts: list[Any] = [part for _, part in space_leaves(space)]
     if stack == 1:
         if any(part.shape is None or _stored_bytes(part) >= ALONE_BYTES for part in parts):
             return None
@@ -359,17 +371,6 @@ def stacks_problem(config: Config, space: Any) -> str | None:
         "observation has single pictures, or stack them "
         "(gymnasium.wrappers.FrameStackObservation)."
     )
-
-
-def _parts(space: Any) -> Iterator[Any]:
-    """Yield each part of a space."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        for part in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
-            yield from _parts(part)
-    else:
-        yield space
 
 
 def _stored_bytes(part: Any) -> int:

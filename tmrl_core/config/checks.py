@@ -11,6 +11,7 @@ import msgspec
 from tmrl_core import rooms
 from tmrl_core.config.algorithms import (
     burn_in_problem,
+    loop_of,
     memory_of,
     mismatches,
     out_of_range,
@@ -33,29 +34,21 @@ def check_values(config: Config) -> None:
     Raises:
         ConfigError: the message has the keys' paths, the values found and the allowed values.
     """
-    values = msgspec.to_builtins(config)
-    beyond = list(too_large(values, ""))
     # Integers beyond the range of floats cannot be compared with floats.
-    problems = beyond or [*not_finite(values, ""), *contradictions(config)]
-    if problems:
+    if problems := list(impossible_numbers(msgspec.to_builtins(config), "")) or list(contradictions(config)):
         raise ConfigError("\n".join(problems))
 
 
-def not_finite(values: Any, path: str) -> Iterator[str]:
-    """Yield infinite and undefined numbers, which JSON cannot represent and no key accepts."""
+def impossible_numbers(values: Any, path: str) -> Iterator[str]:
+    """Yield numbers that JSON cannot represent and no key accepts, and integers that are too large for counters."""
     if isinstance(values, dict):
         for key, value in values.items():
-            yield from not_finite(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(values, float) and not math.isfinite(values) and ".kwargs." not in path:
+            yield from impossible_numbers(value, f"{path}.{key}" if path else str(key))
+    elif ".kwargs." in path:
+        return
+    elif isinstance(values, float) and not math.isfinite(values):
         yield f"{path}: found {values}, allowed: a finite number; where no limit is meant, write null"
-
-
-def too_large(values: Any, path: str) -> Iterator[str]:
-    """Yield integers that are too large for counters."""
-    if isinstance(values, dict):
-        for key, value in values.items():
-            yield from too_large(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(values, int) and abs(values) > MAX_WHOLE and ".kwargs." not in path:
+    elif isinstance(values, int) and abs(values) > MAX_WHOLE:
         found = f"a number of {len(str(abs(values)))} digits" if abs(values) < 10**1000 else "a number of more digits"
         yield f"{path}: found {found}, allowed: at most {MAX_WHOLE} (2^63 - 1); where no limit is meant, write null"
 
@@ -281,28 +274,18 @@ def recorded_problems(config: Config) -> Iterator[str]:
             yield f"{key}: {value!r}, but with trainer.offline {why}"
 
 
-LOCKSTEP_LOOPS = frozenset(
-    {"tmrl_core.training:TrainingLockstep", "tmrl_core.training.loops.lockstep:TrainingLockstep"}
-)
-OTHER_LOOPS = frozenset(
-    f"tmrl_core.training{module}:{name}"
-    for module in ("", ".loops.offline")
-    for name in ("TrainingOffline", "TorchTrainingOffline")
-)
-"""Built-in loops. The capabilities of other loops are unknown."""
-
-
 def lockstep_problems(config: Config) -> Iterator[str]:
     """Yield one line for each key that conflicts with lockstep collection, or that requires it."""
     worker, memory, trainer = config.worker, config.memory, config.trainer
+    loop = loop_of(trainer.loop)
     if worker.collection != "lockstep":
-        if trainer.loop in LOCKSTEP_LOOPS:
+        if loop == "TrainingLockstep":
             yield (
                 f"trainer.loop: {trainer.loop} needs worker.collection: lockstep, found {worker.collection}; "
                 "off-policy agents take tmrl_core.training:TorchTrainingOffline"
             )
         return
-    if trainer.loop in OTHER_LOOPS and kind_of_run(config) is None:
+    if loop not in (None, "TrainingLockstep") and kind_of_run(config) is None:
         yield (
             f"trainer.loop: {trainer.loop} does not train in lockstep, and worker.collection is lockstep; take "
             "tmrl_core.training:TrainingLockstep (with an agent such as tmrl_core.training:PPOAgent), or another "

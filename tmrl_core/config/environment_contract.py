@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from tmrl_core.config.room_sections import section_types
@@ -75,6 +74,8 @@ def _batch_problem(made: Any) -> str | None:
 def _spaces_problem(made: Any) -> str | None:
     from gymnasium import Space, spaces
 
+    from tmrl_core.space_tree import space_leaves
+
     for name, space in (("observation_space", made.observation_space), ("action_space", made.action_space)):
         if callable(space):
             sections = " or ".join(kind.key for kind in section_types() if kind.parts)
@@ -90,23 +91,13 @@ def _spaces_problem(made: Any) -> str | None:
                 + ", and a space of gymnasium.spaces is wanted"
                 + (": environment.cls: tmrl_core.envs:OldGym makes both." if old else ".")
             )
-        empty = [leaf for leaf in _leaves(space) if isinstance(leaf, spaces.Box) and 0 in leaf.shape]
-        if empty and len(empty) == len(list(_leaves(space))):
+        parts = [leaf for _, leaf in space_leaves(space)]
+        if parts and all(isinstance(leaf, spaces.Box) and 0 in leaf.shape for leaf in parts):
             return f"its {name} {space} has no element (its size is zero): nothing can be {_USED[name]} it."
     return None
 
 
 _USED = {"observation_space": "observed in", "action_space": "chosen in"}
-
-
-def _leaves(space: Any) -> Iterator[Any]:
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        for part in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
-            yield from _leaves(part)
-    else:
-        yield space
 
 
 def _reward_problem(made: Any) -> str | None:

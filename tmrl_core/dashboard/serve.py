@@ -76,6 +76,7 @@ class Dashboard(WebThread):
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         self.link = f"{self.url}login/#{token}" if section.needs_login else self.url
         recorded = folder is not None
+        name = config.run.name if folder is None else folder.name
         pictures = Pictures(source, config.run_folder if folder is None else folder)
 
         def make(scene: Scene | None, age_s: float) -> Screen:
@@ -90,12 +91,12 @@ class Dashboard(WebThread):
             pictures,
             section,
             token=token,
-            about={"run": config.run.name, "recorded": recorded, "version": __version__},
+            about={"run": name, "recorded": recorded, "version": __version__},
             links=lambda: running_pages(config, "dashboard"),
         )
         self._web.load(pages.app(), max_connections=section.max_viewers + SPARE_CONNECTIONS)
         self._begin()
-        logger.info("the live page of run %s is at %s", config.run.name, self.link)
+        logger.info("the live page of run %s is at %s", name, self.link)
 
     async def _serve(self) -> None:
         following = asyncio.create_task(self._feed.run())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -148,13 +147,15 @@ def encoder_of(section: ImagesSection | None) -> ImageEncoder | None:
 
 def sending_images(make: Callable[[], Any], encoder: ImageEncoder | None) -> Callable[[], Any]:
     """Return a function that makes the environment with encoded images."""
-    return make if encoder is None else functools.partial(_encoded, make, encoder)
+    if encoder is None:
+        return make
 
+    def encoded() -> Any:
+        env = make()
+        try:
+            return SentImages(env, encoder)
+        except ConfigError:
+            env.close()
+            raise
 
-def _encoded(make: Callable[[], Any], encoder: ImageEncoder) -> Any:
-    env = make()
-    try:
-        return SentImages(env, encoder)
-    except ConfigError:
-        env.close()
-        raise
+    return encoded

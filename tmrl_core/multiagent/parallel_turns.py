@@ -13,7 +13,7 @@ from tmrl_core.errors import ContractError
 
 
 class ParallelTurns:
-    """A parallel environment with the methods of PettingZoo's AEC environments that `PettingZooEnvironment` calls.
+    """A parallel environment with the methods of AEC environments by which `PettingZooEnvironment` plays.
 
     Args:
         env: a ParallelEnv.
@@ -32,20 +32,6 @@ class ParallelTurns:
         self._observations: Mapping[Any, Any] = {}
         self._rewards: Mapping[Any, Any] = {}
         self._infos: Mapping[Any, Any] = {}
-
-    @property
-    def possible_agents(self) -> list[Any]:
-        """Return all agents that may appear; AttributeError: the environment does not list them."""
-        found: list[Any] = self.env.possible_agents
-        return found
-
-    def observation_space(self, agent: Any) -> Any:
-        """Return the space of an agent's observations."""
-        return self.env.observation_space(agent)
-
-    def action_space(self, agent: Any) -> Any:
-        """Return the space of an agent's actions."""
-        return self.env.action_space(agent)
 
     @property
     def agent_selection(self) -> Any:
@@ -96,10 +82,6 @@ class ParallelTurns:
             self._turn += 1
         if self._turn == len(self.agents) and self._actions:
             self._act()
-
-    def close(self) -> None:
-        """Close the environment."""
-        self.env.close()
 
     def _act(self) -> None:
         actions, self._actions = self._actions, {}

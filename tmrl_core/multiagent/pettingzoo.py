@@ -93,7 +93,8 @@ class PettingZooEnvironment(EventEnvironment):
                 f"{env!r:.200} is a {type(made).__name__}, not an environment of PettingZoo. Allowed: an AECEnv, a "
                 "ParallelEnv, an id such as classic/tictactoe-v3, or package.module with a function `env`."
             )
-        self.env: Any = ParallelTurns(made) if isinstance(made, ParallelEnv) else made
+        self.env: Any = made
+        self._aec: Any = ParallelTurns(made) if isinstance(made, ParallelEnv) else made
         self._seed: int | None = None
         self._returns: dict[str, float] = {}
         self._turns = 0
@@ -106,7 +107,7 @@ class PettingZooEnvironment(EventEnvironment):
         try:
             known = self.env.possible_agents
         except AttributeError:
-            known = self.env.agents
+            known = self._aec.agents
         return {str(agent): agent for agent in known}
 
     def observation_space(self, agent: str) -> Space[Any]:
@@ -134,16 +135,16 @@ class PettingZooEnvironment(EventEnvironment):
             longer gets) of the agents whose turn came.
         """
         if action is None:
-            self.env.reset(seed=self._seed)
+            self._aec.reset(seed=self._seed)
             self._seed = None
             self._returns, self._masks, self._turns = {}, {}, 0
         else:
-            self.env.step(self._executable(action))
+            self._aec.step(self._executable(action))
             self._turns += 1
         metrics: dict[str, dict[str, Any]] = {"rewards": {}, "terminations": {}, "truncations": {}, "final_events": {}}
-        while self.env.agents:
-            agent = str(self.env.agent_selection)
-            observation, given, terminated, truncated, info = self.env.last()
+        while self._aec.agents:
+            agent = str(self._aec.agent_selection)
+            observation, given, terminated, truncated, info = self._aec.last()
             reward = float(np.asarray(given).item())
             metrics["rewards"][agent] = reward
             self._returns[agent] = self._returns.get(agent, 0.0) + reward
@@ -157,12 +158,12 @@ class PettingZooEnvironment(EventEnvironment):
                 # At the end many infos are empty. A final state has the keys of the others, and allows all actions.
                 turn = replace(turn, info={**turn.info, "action_mask": np.ones_like(self._masks[agent])})
             metrics["final_events"][agent] = turn
-            self.env.step(None)
+            self._aec.step(None)
         return metrics, None, True
 
     def _executable(self, action: Any) -> Any:
         """Return an action of a discrete space as an int, which some environments need as an index."""
-        discrete = isinstance(self.env.action_space(self.env.agent_selection), spaces.Discrete)
+        discrete = isinstance(self.env.action_space(self._aec.agent_selection), spaces.Discrete)
         return int(np.asarray(action).item()) if discrete else action
 
     @property

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 from msgspec import field
 
-from tmrl_core.config.checks import LOCKSTEP_LOOPS
+from tmrl_core.config.algorithms import loop_of
 from tmrl_core.config.sections import (
     MIB,
     Config,
@@ -237,7 +237,7 @@ def _problems(many: MultiAgentSection, config: Config) -> Iterator[str]:
             "trainer.lockstep: many agents (the section multiagent) are collected in whole episodes; write "
             "steps_per_round: null and, for example, episodes_per_round: 2"
         )
-    if trainer.loop in LOCKSTEP_LOOPS:
+    if loop_of(trainer.loop) == "TrainingLockstep":
         yield f"trainer.loop: {trainer.loop} trains one agent, and multiagent has a loop of its own; leave it out"
     if config.environment.drop or (many.test_environment is not None and many.test_environment.drop):
         yield "environment.drop: has no effect with the section multiagent; leave it out"

@@ -150,21 +150,17 @@ def environment_of(
         kwargs = rendering(reference, kwargs, render_mode, wraps_gymnasium=reference in GYMNASIUM_ENVIRONMENTS)
     make = environment_maker(reference, kwargs, section.drop)
     make = sending_images(make, images or encoder_of(config.worker.images))
-    if limit is not None:
-        make = functools.partial(_limited, make, limit)
-    return functools.partial(_filmed, make) if render_mode == "rgb_array" else make
 
+    def wrapped() -> Any:
+        from tmrl_core.envs.filmed import Filmed
+        from tmrl_core.envs.time_limit import TimeLimitAsTruncation
 
-def _limited(make: Callable[[], Any], steps: int) -> Any:
-    from tmrl_core.envs.time_limit import TimeLimitAsTruncation
+        made = make()
+        if limit is not None:
+            made = TimeLimitAsTruncation(made, limit)
+        return Filmed(made) if render_mode == "rgb_array" else made
 
-    return TimeLimitAsTruncation(make(), steps)
-
-
-def _filmed(make: Callable[[], Any]) -> Any:
-    from tmrl_core.envs.filmed import Filmed
-
-    return Filmed(make())
+    return wrapped
 
 
 def saved_policy(config: Config) -> Path:

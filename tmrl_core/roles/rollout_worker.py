@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Literal, cast
 from urllib.parse import quote
 
 import numpy as np
-from gymnasium import spaces
 
 from tmrl_core.actor.interventions import KEY, InterventionSource, as_source
 from tmrl_core.actor.module import ActorModule
@@ -49,6 +48,7 @@ from tmrl_core.roles.buffer import Buffer
 from tmrl_core.roles.labels import Label, own_label
 from tmrl_core.samples import encode_value
 from tmrl_core.sessions.session_files import SessionWriter
+from tmrl_core.space_tree import space_leaves
 from tmrl_core.storage import FolderLock
 
 logger = logging.getLogger(__name__)
@@ -401,21 +401,17 @@ def env_signature(env: Any) -> dict[str, Any]:
     """Return the environment's identity and the arrays in its spaces, so that the trainer can check them."""
     return {
         **identity_of(env),
-        "observation": _arrays(env.observation_space, ""),
-        "action": _arrays(env.action_space, ""),
+        "observation": _arrays(env.observation_space),
+        "action": _arrays(env.action_space),
     }
 
 
-def _arrays(space: Any, path: str) -> list[dict[str, Any]]:
-    if isinstance(space, spaces.Dict):
-        return [leaf for key, entry in space.spaces.items() for leaf in _arrays(entry, f"{path}/{key}")]
-    if isinstance(space, spaces.Tuple):
-        return [leaf for index, entry in enumerate(space.spaces) for leaf in _arrays(entry, f"{path}/{index}")]
-    shape, dtype = (space.shape, space.dtype) if isinstance(space, spaces.Space) else (None, None)
+def _arrays(space: Any) -> list[dict[str, Any]]:
     return [
         {
-            "path": path,
-            "shape": [int(size) for size in shape] if shape is not None else None,
-            "dtype": str(dtype) if dtype is not None else None,
+            "path": "".join(f"/{key}" for key in path),
+            "shape": [int(size) for size in leaf.shape] if leaf.shape is not None else None,
+            "dtype": str(leaf.dtype) if leaf.dtype is not None else None,
         }
+        for path, leaf in space_leaves(space)
     ]

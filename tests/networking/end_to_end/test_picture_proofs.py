@@ -7,7 +7,7 @@ import pytest
 
 from tests.networking.end_to_end.ends import certificate, signer, verifier
 from tmrl_core.errors import ForgedError
-from tmrl_core.networking.end_to_end.pictures import sign_piece
+from tmrl_core.networking.end_to_end.signed import sign_message
 from tmrl_core.networking.observer.seal import ViewerSeal
 from tmrl_core.networking.observer.viewer import ViewerState
 from tmrl_core.networking.protocol.messages import encode_body
@@ -40,7 +40,7 @@ def viewer() -> ViewerState:
     ],
 )
 def test_a_piece_that_was_changed_is_not_shown(changed: dict[str, object]) -> None:
-    state, piece = viewer(), sign_piece(PIECE, signer("worker", "robot7"))
+    state, piece = viewer(), sign_message(PIECE, signer("worker", "robot7"))
     assert not state.filmed(encode_body(msgspec.structs.replace(piece, **changed)))
     assert state.seal is not None
     assert (state.seal.forged, state.pictures.shown) == (1, {})
@@ -52,14 +52,14 @@ def test_a_piece_that_was_changed_is_not_shown(changed: dict[str, object]) -> No
 @pytest.mark.parametrize(("role", "ca"), [("trainer", "ours"), ("operator", "ours"), ("worker", "theirs")])
 def test_only_a_worker_of_this_ca_shows_pictures(role: str, ca: str) -> None:
     state = viewer()
-    assert not state.filmed(encode_body(sign_piece(PIECE, signer(role, "robot7", ca))))
+    assert not state.filmed(encode_body(sign_message(PIECE, signer(role, "robot7", ca))))
     assert not state.pictures.shown
 
 
 def test_a_revoked_worker_shows_nothing_more() -> None:
     check = verifier()
     seal = ViewerSeal(signer("operator", "anna"), check)
-    piece = sign_piece(PIECE, signer("worker", "robot7"))
+    piece = sign_message(PIECE, signer("worker", "robot7"))
     assert seal.check_piece(piece) == "robot7"
     check.revoked = {read_facts(certificate("worker", "robot7").certificate).serial}
     with pytest.raises(ForgedError):
@@ -68,9 +68,9 @@ def test_a_revoked_worker_shows_nothing_more() -> None:
 
 def test_a_picture_of_another_run_is_left_out() -> None:
     state = viewer()
-    assert not state.filmed(encode_body(sign_piece(msgspec.structs.replace(PIECE, run="b"), signer("worker", "r"))))
+    assert not state.filmed(encode_body(sign_message(msgspec.structs.replace(PIECE, run="b"), signer("worker", "r"))))
     state.scene = None
-    assert not state.filmed(encode_body(sign_piece(PIECE, signer("worker", "robot7"))))
+    assert not state.filmed(encode_body(sign_message(PIECE, signer("worker", "robot7"))))
 
 
 @pytest.mark.parametrize(("mode", "shown"), [("authenticate", b"frame"), ("encrypt", b"")])

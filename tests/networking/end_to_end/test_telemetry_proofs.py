@@ -10,8 +10,8 @@ import pytest
 from tests.networking.end_to_end.ends import certificate, signer, verifier
 from tmrl_core.errors import ForgedError
 from tmrl_core.networking.end_to_end.identity import Signer, Verifier
-from tmrl_core.networking.end_to_end.orders import check_order, sign_order
 from tmrl_core.networking.end_to_end.run_key import RunKey
+from tmrl_core.networking.end_to_end.signed import check_message, sign_message
 from tmrl_core.networking.observer.seal import ViewerSeal
 from tmrl_core.networking.protocol.messages import encode_body
 from tmrl_core.networking.protocol.telemetry import Order, OrderEnvelope
@@ -118,7 +118,7 @@ def test_a_card_that_is_nonsense_is_counted() -> None:
 
 @pytest.mark.parametrize("role", ["operator", "trainer"])
 def test_an_operator_is_obeyed_and_whoever_can_train(role: str) -> None:
-    assert check_order(sign_order(envelope(), signer(role, "anna")), verifier()).name == "anna"
+    assert check_message(sign_message(envelope(), signer(role, "anna")), verifier()).name == "anna"
 
 
 @pytest.mark.parametrize(
@@ -136,15 +136,15 @@ def test_an_operator_is_obeyed_and_whoever_can_train(role: str) -> None:
     ids=lambda change: next(iter(change)),
 )
 def test_an_order_cannot_be_changed(change: dict[str, Any]) -> None:
-    signed = sign_order(envelope(), signer("operator", "anna"))
+    signed = sign_message(envelope(), signer("operator", "anna"))
     with pytest.raises(ForgedError):
-        check_order(msgspec.structs.replace(signed, **change), verifier())
+        check_message(msgspec.structs.replace(signed, **change), verifier())
 
 
 @pytest.mark.parametrize("by", [signer("worker", "robot"), signer("operator", "anna", "theirs")], ids=["worker", "CA"])
 def test_nobody_else_gives_orders(by: Signer) -> None:
     with pytest.raises(ForgedError):
-        check_order(sign_order(envelope(), by), verifier())
+        check_message(sign_message(envelope(), by), verifier())
 
 
 def test_an_unsigned_or_revoked_order_is_answered_and_counted() -> None:
@@ -152,8 +152,8 @@ def test_an_unsigned_or_revoked_order_is_answered_and_counted() -> None:
     seal, orders = trainer(revoked=revoked), Orders("run", lambda: 1_700_000_000.0)
     orders.obeys = True
     orders.received(encode_body(envelope(by="anna")), seal)
-    orders.received(encode_body(sign_order(envelope(), signer("operator", "anna"))), seal)
-    orders.received(encode_body(sign_order(envelope(), signer("operator", "ben"))), seal)
+    orders.received(encode_body(sign_message(envelope(), signer("operator", "anna"))), seal)
+    orders.received(encode_body(sign_message(envelope(), signer("operator", "ben"))), seal)
     assert [one.outcome.partition(":")[2][:17] for one in orders.outcomes] == [" it is not signed", " the certificate "]
     assert [one.by for one in orders.outcomes] == ["", ""]
     assert seal.forged == 2

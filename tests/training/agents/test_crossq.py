@@ -167,7 +167,7 @@ class ExactSquashedGaussian(SquashedDiagGaussianDistribution):
 
 
 @pytest.mark.parametrize("passes", [0, WARM_UP + 1])
-@pytest.mark.parametrize(("updates", "optimizer"), [(1, "adam"), (100, "adam"), (100, "sgd")])
+@pytest.mark.parametrize(("updates", "optimizer"), [(20, "adam"), (20, "sgd")])
 def test_updates_equal_those_of_sb3_contrib(updates: int, optimizer: str, passes: int) -> None:
     """The same weights, batches and noise lead to the same weights, on both sides of renormalization's beginning.
 
@@ -244,9 +244,12 @@ def test_a_published_policy_acts_as_the_trained_one_on_both_backends() -> None:
         obs[:, 1] = 1000.0
         return obs
 
-    for seed in range(600):
+    for seed in range(30):
         obs = observations(64)
         learner.train((obs, batch(seed=seed)[1], obs[:, 2], observations(64), *batch(seed=seed)[4:]))
+    with torch.no_grad(), batch_statistics(learner.model.actor):
+        for _ in range(300):  # as many as it takes until the moments have arrived
+            learner.model.actor.encode(observations(64))
     obs_B = observations(256)
     with torch.no_grad():
         trained = learner.model.actor.outputs_of(learner.model.actor.encode(obs_B))

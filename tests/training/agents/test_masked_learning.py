@@ -106,7 +106,7 @@ def each_learner(*in_each_change: str) -> pytest.MarkDecorator:
     )
 
 
-@each_learner("dqn", "discrete sac", "ppo")
+@each_learner("dqn", "ppo")
 def test_with_the_mask_it_finds_the_shortest_way_without_an_illegal_action(name: str) -> None:
     assert LEARNERS[name](MaskedCorridor()) == pytest.approx(SHORTEST)
 
@@ -134,7 +134,7 @@ class Ignoring(DQNAgent):
         return None
 
 
-@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("double", [pytest.param(False, marks=pytest.mark.full), True])
 def test_targets_that_ignore_the_mask_give_wrong_values(double: bool) -> None:
     """Values of actions that are never taken stay near 0, which is more than those of any way: each step costs 1."""
     env = MaskedCorridor(step_reward=-1.0)

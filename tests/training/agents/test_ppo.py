@@ -71,8 +71,13 @@ def test_ppo_learns_the_rewarded_action(action_space: Any, best: float, enough: 
     assert agent.get_actor().act_(np.zeros(2, np.float32), test=True) == pytest.approx(best, abs=0.2)
 
 
-@pytest.mark.parametrize("action_space", [spaces.MultiDiscrete([3, 2], start=[4, 0]), spaces.MultiBinary([2, 2])])
-@pytest.mark.parametrize("agent_cls", [PPOAgent, RecurrentPPOAgent])
+@pytest.mark.parametrize(
+    ("agent_cls", "action_space"),
+    [
+        (PPOAgent, spaces.MultiDiscrete([3, 2], start=[4, 0])),
+        (RecurrentPPOAgent, spaces.MultiBinary([2, 2])),
+    ],
+)
 def test_ppo_learns_several_choices_at_once(action_space: Any, agent_cls: Any) -> None:
     torch.manual_seed(0)
     agent = agent_cls(OBSERVATION, action_space, hidden_sizes=(16,), minibatch_size=32, lr=2e-2, update_epochs=4)

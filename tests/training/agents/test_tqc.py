@@ -124,7 +124,7 @@ def values_of(peer: Any, ours: TQCAgent) -> list[tuple[Tensor, Tensor]]:
         ]
 
 
-@pytest.mark.parametrize(("updates", "optimizer"), [(1, "adam"), (100, "sgd")])
+@pytest.mark.parametrize(("updates", "optimizer"), [(1, "adam"), (20, "sgd")])
 def test_updates_equal_those_of_sb3_contrib(updates: int, optimizer: str) -> None:
     """The same weights, batches and noise lead to the same weights.
 

@@ -132,7 +132,20 @@ def learned(training: Any) -> list[bytes]:
     return [array.tobytes() for array in parameters_of(training.agent)]
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = (
+    "sac-uniform",
+    "td3-prioritized",
+    "redq-n_step",
+    "dqn-frames_n_step_prioritized",
+    "discrete_sac-row_by_row",
+    "ppo-box",
+)
+"""Each memory and each family of agents once."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in CASES]
+)
 def test_training_resumes_bit_for_bit_and_the_loaded_state_can_be_saved(name: str, tmp_path: Path) -> None:
     case = CASES[name]
 

@@ -135,7 +135,13 @@ def test_resuming_equals_the_uninterrupted_run_bit_for_bit(
             assert expected[name] == found[name]
 
 
-@pytest.mark.parametrize("memory_cls", [ReplayMemory, partial(ReplayMemory, priority={}), GenericTorchMemory])
+@pytest.mark.parametrize(
+    "memory_cls",
+    [
+        partial(ReplayMemory, priority={}),
+        *(pytest.param(memory, marks=pytest.mark.full) for memory in (ReplayMemory, GenericTorchMemory)),
+    ],
+)
 def test_a_checkpoint_within_a_round_resumes_bit_for_bit(
     tmp_path: Path, make_rows: Any, memory_cls: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

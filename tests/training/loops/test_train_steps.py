@@ -55,8 +55,8 @@ def same(one: Any, other: Any) -> bool:
     ("name", "fast"),
     [
         *((name, False) for name in AGENTS),
-        ("noisy dqn", True),
-        *(pytest.param(name, True, marks=pytest.mark.full) for name in ("sac", "redq", "dqn")),
+        # As one recording: `test_several_updates_are_captured_as_one`.
+        *(pytest.param(name, True, marks=pytest.mark.full) for name in ("noisy dqn", "sac", "redq", "dqn")),
     ],
 )
 def test_batched_updates_equal_single_ones(name: str, fast: bool) -> None:
@@ -157,7 +157,7 @@ def test_several_updates_are_captured_as_one(name: str, extras: bool) -> None:
     assert replays == len(runs) + 3
 
 
-@pytest.mark.parametrize("record", [stale, other_numbers])
+@pytest.mark.parametrize("record", [pytest.param(stale, marks=pytest.mark.full), other_numbers])
 def test_an_invalid_capture_of_several_updates_is_not_used(record: Any) -> None:
     calls = []
 
@@ -234,7 +234,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if case in ("ratio", "often") else pytest.param(case, marks=pytest.mark.full) for case in CASES]
+)
 def test_the_loop_does_not_depend_on_the_batching_of_updates(
     make_rows: Any, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:

@@ -77,11 +77,9 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     ("capacity", "n_step"),
     [
         (10_000, 3),
-        (250, 3),
         (100, 3),
         (100, 1),
-        pytest.param(250, 1, marks=pytest.mark.full),
-        pytest.param(10_000, 1, marks=pytest.mark.full),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in ((250, 3), (250, 1), (10_000, 1))),
     ],
 )
 def test_its_transitions_are_those_of_a_memory_that_stores_stacks_whole(

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tmrl_core.actor.module import STATE_COLUMN, ActorModule, RecurrentActor, State
+from tmrl_core.actor.module import STATE_COLUMN, ActorModule, BatchActor, RecurrentActor, State
 from tmrl_core.actor.policies.activations import activation_name
 from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.flattening import layout_metadata, layout_of
@@ -108,6 +108,10 @@ class Policy(ActorModule):
         """
 
     @abstractmethod
+    def outputs_of_heads(self, heads: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters of the action distribution, of each head's [B, ...] outputs."""
+
+    @abstractmethod
     def choose(
         self, outputs_B: Mapping[str, np.ndarray], rng: np.random.Generator, deterministic: bool
     ) -> tuple[np.ndarray, dict[str, Any]]:
@@ -179,10 +183,40 @@ class Policy(ActorModule):
                 setattr(self, name, float(parameters[name]))
 
 
-class RecurrentPolicy(Policy, RecurrentActor):
-    """A policy with one recurrent layer.
+class StatefulPolicy(Policy, BatchActor):
+    """A policy with a state that goes on from one step of an episode to the next.
 
-    Workers hold its state in their runner. For scripts, `act` carries a state of its own, from `begin_episode` on.
+    Workers hold the state in their runner. For scripts, `act` carries one of its own, from `begin_episode` on.
+    """
+
+    _own_state: State | None = None
+
+    def stored(self, state_B: State) -> State:
+        """Return the extras that store a state with the action that follows it: none by default."""
+        return {}
+
+    def begin_episode(self) -> None:
+        """Let `act` begin with the initial state."""
+        self._own_state = None
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        """Return the action for the next observation of an episode."""
+        return self.act_with_extras(obs, test)[0]
+
+    def act_(self, obs: Any, test: bool = False) -> Any:
+        """As `act`."""
+        return self.act(obs, test)
+
+    def act_with_extras(self, obs: Any, test: bool = False) -> tuple[Any, dict[str, Any]]:
+        """Return the action for the next observation of an episode, and its extras with the state before it."""
+        before = self._own_state or self.initial_state(1)
+        obs_B = map_leaves(lambda leaf: np.asarray(leaf)[None], obs)
+        action_B, self._own_state, extras_B = self.act_batch(obs_B, before, self._rng, test)
+        return self.first(action_B, {**extras_B, **self.stored(before)})
+
+
+class RecurrentPolicy(StatefulPolicy, RecurrentActor):
+    """A policy with one recurrent layer.
 
     Args:
         arguments: of the backend.
@@ -194,8 +228,6 @@ class RecurrentPolicy(Policy, RecurrentActor):
     Raises:
         ConfigError: one of them is not possible.
     """
-
-    _own_state: State | None = None
 
     def __init__(self, *arguments: Any, cell: str, cell_size: int, state_interval: int, **settings: Any) -> None:
         if cell not in CELLS:
@@ -224,21 +256,6 @@ class RecurrentPolicy(Policy, RecurrentActor):
             raise ValueError(f"the recurrent state has the arrays {found}; allowed for this {self.cell}: {shapes}")
         return batch
 
-    def begin_episode(self) -> None:
-        """Let `act` begin with the initial state."""
-        self._own_state = None
-
-    def act(self, obs: Any, test: bool = False) -> Any:
-        """Return the action for the next observation of an episode."""
-        return self.act_with_extras(obs, test)[0]
-
-    def act_(self, obs: Any, test: bool = False) -> Any:
-        """As `act`."""
-        return self.act(obs, test)
-
-    def act_with_extras(self, obs: Any, test: bool = False) -> tuple[Any, dict[str, Any]]:
-        """Return the action for the next observation of an episode, and its extras with the state before it."""
-        before = self._own_state or self.initial_state(1)
-        obs_B = map_leaves(lambda leaf: np.asarray(leaf)[None], obs)
-        action_B, self._own_state, extras_B = self.act_batch(obs_B, before, self._rng, test)
-        return self.first(action_B, {**extras_B, **{STATE_COLUMN + name: value_B for name, value_B in before.items()}})
+    def stored(self, state_B: State) -> State:
+        """Return the columns of the state."""
+        return {STATE_COLUMN + name: value_B for name, value_B in state_B.items()}

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from tmrl_core.compat.config import settings
-from tmrl_core.config import Config, current, find_config_file, find_credentials_folder
+from tmrl_core.config import Config, find_config_file, find_credentials_folder
 from tmrl_core.config.loading import token_from_environment
 
 
@@ -101,15 +101,4 @@ _NAMES: dict[str, Callable[[Config], Any]] = {
     **{name: _of_interface(name.lower()) for name in OF_THE_GAME},
 }
 
-__all__ = sorted(_NAMES)
-
-
-def __getattr__(name: str) -> Any:
-    found = _NAMES.get(name)
-    if found is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found(current())
-
-
-def __dir__() -> list[str]:
-    return sorted(_NAMES)
+__all__, __getattr__, __dir__ = settings.looked_up(__name__, _NAMES)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from tmrl_core.compat.config import settings
-from tmrl_core.config import Config, current, resolve, resolve_optional
+from tmrl_core.config import Config, resolve, resolve_optional
 from tmrl_core.roles.from_config import environment_of
 
 
@@ -81,15 +81,4 @@ _NAMES: dict[str, Callable[[Config], Any]] = {
     "LOAD_RUN_INSTANCE_FN": lambda config: None,
 }
 
-__all__ = sorted(_NAMES)
-
-
-def __getattr__(name: str) -> Any:
-    found = _NAMES.get(name)
-    if found is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found(current())
-
-
-def __dir__() -> list[str]:
-    return sorted(_NAMES)
+__all__, __getattr__, __dir__ = settings.looked_up(__name__, _NAMES)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tmrl_core.config import Config
+from tmrl_core.config import Config, current
 from tmrl_core.envs.real_time import RTGYM_ID
 
 Convert = Callable[[Any], Any]
@@ -88,6 +88,20 @@ SETTINGS = {
 
 IMAGE_SIZE, HISTORY = (64, 64), 4
 """tmrl's defaults of image sizes and of the number of images in an observation."""
+
+
+def looked_up(
+    module: str, names: Mapping[str, Callable[[Config], Any]]
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__all__`, `__getattr__` and `__dir__` of a module whose names are looked up when they are used."""
+
+    def look_up(name: str) -> Any:
+        found = names.get(name)
+        if found is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return found(current())
+
+    return sorted(names), look_up, lambda: sorted(names)
 
 
 def value_at(config: Config, path: str) -> Any:

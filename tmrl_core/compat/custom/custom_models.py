@@ -155,11 +155,9 @@ class MLPQFunction(ActionCritic):
 class _ActorCritic(nn.Module):
     """A model whose `actor` acts."""
 
-    def __init__(
-        self, observation_space: Space, action_space: Space, hidden_sizes: Sequence[int], activation: Activation
-    ) -> None:
+    def __init__(self, actor: SquashedGaussianMLPActor) -> None:
         super().__init__()
-        self.actor = SquashedGaussianMLPActor(observation_space, action_space, hidden_sizes, activation)
+        self.actor = actor
 
     def act(self, obs: Any, test: bool = False) -> np.ndarray:
         """Return the action for one observation, collated with a batch dimension of one."""
@@ -188,7 +186,7 @@ class MLPActorCritic(_ActorCritic):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Activation = nn.ReLU,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, activation)
+        super().__init__(SquashedGaussianMLPActor(observation_space, action_space, hidden_sizes, activation))
         self.q1 = MLPQFunction(observation_space, action_space, hidden_sizes, activation)
         self.q2 = MLPQFunction(observation_space, action_space, hidden_sizes, activation)
 
@@ -214,7 +212,7 @@ class REDQMLPActorCritic(_ActorCritic):
         activation: Activation = nn.ReLU,
         n: int = 10,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, activation)
+        super().__init__(SquashedGaussianMLPActor(observation_space, action_space, hidden_sizes, activation))
         self.n = n
         self.qs = nn.ModuleList(
             MLPQFunction(observation_space, action_space, hidden_sizes, activation) for _ in range(n)
@@ -256,7 +254,7 @@ class VanillaCNNQFunction(EnsembleCritic):
         return super().forward(obs, act)[0]
 
 
-class VanillaCNNActorCritic(nn.Module):
+class VanillaCNNActorCritic(_ActorCritic):
     """A policy and two critics that see images.
 
     The arguments are those of `SquashedGaussianVanillaCNNActor`.
@@ -267,15 +265,9 @@ class VanillaCNNActorCritic(nn.Module):
     """
 
     def __init__(self, observation_space: Space, action_space: Space) -> None:
-        super().__init__()
-        self.actor = SquashedGaussianVanillaCNNActor(observation_space, action_space)
+        super().__init__(SquashedGaussianVanillaCNNActor(observation_space, action_space))
         self.q1 = VanillaCNNQFunction(observation_space, action_space)
         self.q2 = VanillaCNNQFunction(observation_space, action_space)
-
-    def act(self, obs: Any, test: bool = False) -> np.ndarray:
-        """Return the action for one observation, collated with a batch dimension of one."""
-        action: np.ndarray = self.actor.act(obs, test)
-        return action
 
 
 # The shape of the images tells whether they have colours.

@@ -21,8 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tmrl_core.errors import ForgedError
 from tmrl_core.networking.end_to_end.identity import Signer, Verifier, digest, is_signed
-from tmrl_core.networking.end_to_end.orders import sign_order
-from tmrl_core.networking.end_to_end.pictures import check_piece
+from tmrl_core.networking.end_to_end.signed import check_message, sign_message
 from tmrl_core.networking.end_to_end.statements import RunCard, broadcast_statement, decode_statement, split_trailer
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.networking.protocol.pictures import Piece
@@ -113,14 +112,14 @@ class ViewerSeal:
             ForgedError: no worker with a valid certificate has made it.
         """
         try:
-            return check_piece(piece, self._verifier).name
+            return check_message(piece, self._verifier).name
         except ForgedError as exc:
-            self.count(str(exc))
+            self.count(f"a picture: {exc}")
             raise
 
     def sign(self, envelope: OrderEnvelope) -> OrderEnvelope:
         """Return an order with its proof."""
-        return sign_order(envelope, self.signer)
+        return sign_message(envelope, self.signer)
 
     def count(self, text: str) -> None:
         """Count an attempt."""

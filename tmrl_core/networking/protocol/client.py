@@ -1,4 +1,4 @@
-"""State that all clients share, and their end of a link up to the welcome. Sans-I/O."""
+"""The state of a client, and its end of a link up to the welcome, which all roles share. Sans-I/O."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@
 # Both are complete in themselves. A viewer that joins, or has missed some, needs nothing but the latest of each, so
 # nobody counts, repeats or queues them, and a slow viewer holds one of each.
 #
-# An order goes the other way: viewer -> relay -> trainer. It is signed by its operator (`end_to_end/orders.py`), since
+# An order goes the other way: viewer -> relay -> trainer. It is signed by its operator (`end_to_end/signed.py`), since
 # the relay need not be trusted, and answered in the next Scene, which all viewers see: whoever watches a run sees who
 # has paused it.
 #
@@ -239,7 +239,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 @decodable
 class OrderEnvelope(msgspec.Struct, frozen=True, array_like=True):
-    """An order on its way, with the proof of its origin; see `end_to_end/orders.py`.
+    """An order on its way, with the proof of its origin; see `end_to_end/signed.py`.
 
     Args:
         run: name of the run.

@@ -12,7 +12,7 @@
 # The trainer is told how many watch, so that nothing is made for nobody. `joined` grows with each viewer that comes: a
 # trainer that sees it grow sends the curves, which it does not send each second.
 #
-# Commands are forwarded unread: an order is proved to the trainer (`end_to_end/orders.py`), and the relay could neither
+# Commands are forwarded unread: an order is proved to the trainer (`end_to_end/signed.py`), and the relay could neither
 # make nor change one. It limits their number, because the proof of each costs the trainer the time of two signatures.
 # A command that cannot be forwarded is answered, since nobody else would.
 #

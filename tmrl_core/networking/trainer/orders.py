@@ -5,7 +5,7 @@
 # An order arrives in the I/O thread (`received`), is checked there, and waits for the training thread (`take`), which
 # carries it out between two updates and says what came of it (`answer`). The next scene shows the outcomes.
 #
-# Where this trainer authenticates, an order needs the proof of an operator (`end_to_end/orders.py`). Where it does not,
+# Where this trainer authenticates, an order needs the proof of an operator (`end_to_end/signed.py`). Where it does not,
 # the Server is trusted with everything, so also with this: it has admitted the viewer.
 #
 # An order is used once, and soon. Its id is remembered for as long as its scene is recent enough, so a repeated order

@@ -40,8 +40,8 @@ import msgspec
 from tmrl_core.errors import ForgedError, UnknownRunKeyError
 from tmrl_core.networking.end_to_end.group_key import GroupKey
 from tmrl_core.networking.end_to_end.identity import Peer, Signer, Verifier, digest, is_signed, sign
-from tmrl_core.networking.end_to_end.orders import check_order
 from tmrl_core.networking.end_to_end.run_key import RunKey
+from tmrl_core.networking.end_to_end.signed import check_message
 from tmrl_core.networking.end_to_end.statements import (
     Letter,
     PolicyTag,
@@ -171,7 +171,7 @@ class TrainerSeal:
         Raises:
             ForgedError: no operator with a valid certificate has signed it.
         """
-        return check_order(envelope, self._verifier).name
+        return check_message(envelope, self._verifier).name
 
     @property
     def encrypts(self) -> bool:

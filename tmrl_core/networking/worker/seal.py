@@ -56,8 +56,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from tmrl_core.errors import ForgedError, UnknownGroupKeyError
 from tmrl_core.networking.end_to_end.group_key import GroupKey, decrypted
 from tmrl_core.networking.end_to_end.identity import Signer, Verifier, digest, is_signed
-from tmrl_core.networking.end_to_end.pictures import sign_piece
 from tmrl_core.networking.end_to_end.run_key import key_id_of
+from tmrl_core.networking.end_to_end.signed import sign_message
 from tmrl_core.networking.end_to_end.statements import (
     MAX_STARTED_S,
     PolicyTag,
@@ -274,7 +274,7 @@ class WorkerSeal:
 
     def sign_piece(self, piece: Piece) -> Piece:
         """Return a piece of a picture with its proof. It is readable, because viewers have no key of the run."""
-        return sign_piece(piece, self.signer)
+        return sign_message(piece, self.signer)
 
     def _signed(self, stream: bytes, head: MessageHead, body: Body) -> Body:
         hashed = hashlib.sha256()

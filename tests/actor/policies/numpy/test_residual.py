@@ -48,15 +48,15 @@ def test_both_backends_act_alike_with_equal_state() -> None:
 
 
 def test_noise_is_held_as_long_as_a_zeta_distribution_says() -> None:
-    noise = held(both()[1], 60_000)[:, 0, 0]
+    noise = held(both()[1], 20_000)[:, 0, 0]
     starts = np.flatnonzero(np.diff(noise, prepend=np.nan) != 0)
     durations = np.diff(starts)
     assert durations.max() == MOST_STEPS
     shares = 1 / np.arange(1, MOST_STEPS + 1) ** 2
     shares /= shares.sum()
     for steps in (1, 2, 3):
-        assert np.mean(durations == steps) == pytest.approx(shares[steps - 1], abs=0.01)
-    assert noise[starts].std() == pytest.approx(1.0, abs=0.02)
+        assert np.mean(durations == steps) == pytest.approx(shares[steps - 1], abs=0.02)
+    assert noise[starts].std() == pytest.approx(1.0, abs=0.03)
 
 
 def test_rows_hold_their_noise_apart() -> None:

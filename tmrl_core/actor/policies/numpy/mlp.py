@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -263,10 +262,6 @@ class NumpyPolicy(Policy):
     def _next_state(self, x_BH: np.ndarray, state_B: Mapping[str, Any]) -> tuple[np.ndarray, State]:
         """Return the inputs of the heads, given the outputs of the hidden layers, and the state after this tick."""
         return x_BH, {}
-
-    @abstractmethod
-    def outputs_of_heads(self, heads: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the parameters of the action distribution, of each head's [B, ...] outputs."""
 
 
 class NumpyMLPPolicy(NumpyPolicy):

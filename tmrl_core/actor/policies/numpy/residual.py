@@ -19,8 +19,6 @@ Shape suffixes: B batch, H features, A action elements.
 # episode goes on with them under new weights, and each episode begins with new noise. The state is not stored with
 # samples: learning does not need it. Numbers are drawn in one order, vectors of all rows that need one and then their
 # durations, by code that both backends share.
-#
-# For scripts, `act` carries a state of its own, from `begin_episode` on, as recurrent policies do.
 
 from __future__ import annotations
 
@@ -30,11 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from tmrl_core.actor.module import BatchActor, State
+from tmrl_core.actor.module import State
 from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.numpy.mlp import NumpyPolicy
 from tmrl_core.actor.policies.numpy.squashed_gaussian import SquashedGaussian
-from tmrl_core.samples.columns import map_leaves
+from tmrl_core.actor.policies.policy import StatefulPolicy
 
 LOG_STD_LOW, LOG_STD_HALF_RANGE = -10.0, 6.0
 EXPANSION = 4
@@ -47,10 +45,8 @@ _UP_TO = np.cumsum(_SHARES)[:-1] / _SHARES.sum()
 """Probabilities of at most 1, 2, ... 15 steps."""
 
 
-class HeldNoise(SquashedGaussian, BatchActor):
+class HeldNoise(StatefulPolicy, SquashedGaussian):
     """The distribution. Its noise is held for a random number of steps, as acting state."""
-
-    _own_state: State | None = None
 
     def initial_state(self, batch: int) -> State:
         """Return noise `noise` [B, A] of which no step is left, `left` [B]."""
@@ -74,21 +70,6 @@ class HeldNoise(SquashedGaussian, BatchActor):
             noise_BA[ended] = rng.standard_normal((count, self._bounds.size))
             left_B[ended] = 1 + np.searchsorted(_UP_TO, rng.random(count), side="right")
         return self.action_with(outputs_B, noise_BA, rng), {"noise": noise_BA, "left": left_B - 1}, {}
-
-    def begin_episode(self) -> None:
-        """Let `act` begin with new noise."""
-        self._own_state = None
-
-    def act(self, obs: Any, test: bool = False) -> Any:
-        """Return the action for the next observation of an episode."""
-        before = self._own_state or self.initial_state(1)
-        obs_B = map_leaves(lambda leaf: np.asarray(leaf)[None], obs)
-        action_B, self._own_state, _ = self.act_batch(obs_B, before, self._rng, test)
-        return self.first(action_B, {})[0]
-
-    def act_(self, obs: Any, test: bool = False) -> Any:
-        """As `act`."""
-        return self.act(obs, test)
 
     def outputs_of_heads(self, heads: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return `mu` and `log_std` before squashing."""

@@ -36,10 +36,6 @@ class TorchCategorical(Categorical, OnPolicyHead):
         """Return [..., M, K] log-probabilities of the values of each choice, in nats."""
         return torch.log_softmax(self.of_choices(outputs["logits"]), dim=-1)
 
-    def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
-        """Return [..., N] `logits`."""
-        return {"logits": self.logits(features_BH)}
-
     def density(self, outputs: Mapping[str, Tensor], action: Tensor) -> tuple[Tensor, Tensor]:
         """Return, with gradients, [B] log-probability of indices [B, M] (or [B]) int64 and [B] entropy, in nats."""
         log_probs_BMK = self.log_probs_of(outputs)

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -374,9 +373,9 @@ class TorchPolicy(Policy, TorchActorModule):
         logits = {name: forbid(value, allowed) for name, value in outputs.items() if name == "logits"}
         return {**outputs, **logits, ALLOWED: allowed}
 
-    @abstractmethod
     def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
         """Return the parameters of the action distributions by name, [..., N], of [..., H] features."""
+        return self.outputs_of_heads({name: getattr(self, name)(features_BH) for name in self.heads})
 
     def action_of(self, outputs_B: Mapping[str, Tensor], deterministic: bool) -> Tensor:
         """Return actions [B, *action shape] of the outputs of `tick`, explored as in `act`, without gradients."""

@@ -28,10 +28,6 @@ def best_action(outputs: Mapping[str, Tensor]) -> Tensor:
 class TorchQValues(EpsilonGreedy, TorchPolicy):
     """The values of the actions, and the probabilities of an epsilon-greedy choice."""
 
-    def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
-        """Return [..., N] values `q` of the actions, of [..., H] features."""
-        return self.outputs_of_heads({name: getattr(self, name)(features_BH) for name in self.heads})
-
     def log_prob(self, outputs_BT: Mapping[str, Tensor], action_BT: Tensor) -> Tensor:
         """Return the [...] log-probabilities of actions; with `epsilon` 0, those that are not the best have -inf."""
         index_BT = action_BT - self._actions.start
