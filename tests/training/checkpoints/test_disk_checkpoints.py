@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.disk_memory import STREAM, make, steps
+from tests.training.disk_memory import STREAM, steps
 from tmrl_core.errors import CheckpointError
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.protocol.delivery import CommittedOffset, Received
@@ -196,29 +196,13 @@ def test_a_memory_with_fewer_rows_than_the_checkpoint_logs_a_warning(
     assert other.memory.append_chunk(make_rows(1, 0, 0, 5)) == 4
 
 
-def test_a_run_can_move_from_ram_to_disk_but_not_back(tmp_path: Path, make_rows: Any) -> None:
-    torch.manual_seed(0)
-    training = make_training(tmp_path / "memory", "ram")
-    for i in range(30):
-        training.memory.append_chunk(make_rows(1, i // 10, i % 10 * 3, 3))
-    training.delivery["marks"] = {STREAM: (7, 8)}
-    training.memory.sample()
-    training.save(tmp_path / "ram")
-    moved = make_training(tmp_path / "memory")
-    moved.load(tmp_path / "ram")
-    for _ in range(40):
-        a, b = training.memory.sample(), moved.memory.sample()
-        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-    assert moved.delivery["marks"] == {STREAM: (7, 8)}
-    expected = steps(training.memory)
-    moved.memory.close()
-    memory = make(tmp_path / "memory", memory_size=60)
-    assert steps(memory) == expected
-    memory.close()
-    moved = make_training(tmp_path / "memory")
-    moved.save(tmp_path / "disk")
-    with pytest.raises(CheckpointError, match=r"memory\.storage: disk"):
-        make_training(tmp_path / "memory", "ram").load(tmp_path / "disk")
+@pytest.mark.parametrize(("saved", "now"), [("ram", "disk"), ("disk", "ram")])
+def test_a_run_keeps_its_storage(tmp_path: Path, make_rows: Any, saved: str, now: str) -> None:
+    training = make_training(tmp_path / saved, saved)
+    training.memory.append_chunk(make_rows(1, 0, 0, 5))
+    training.save(tmp_path / "c")
+    with pytest.raises(CheckpointError, match=rf"memory\.storage: {saved}; keep that setting"):
+        make_training(tmp_path / now, now).load(tmp_path / "c")
 
 
 # --- what is written down with messages -------------------------------------------------------------------------------

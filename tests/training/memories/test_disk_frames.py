@@ -305,26 +305,6 @@ def test_a_disk_that_is_full_after_any_byte_keeps_committed_rows(
     memory.close()
 
 
-def test_a_run_from_ram_continues_on_disk(tmp_path: Path, make_rows: Any) -> None:
-    ram = make(None)
-    play(ram, make_rows, range(9))
-    ram.append_chunk(chunk(make_rows, 1, 9, 0, 3))
-    start, stop = ram.written - len(ram), ram.written
-    rows = [ring[np.arange(start, stop) % 100].copy() for ring in ram.row_arrays]
-    disk = make(tmp_path, seed=5)
-    disk.load_state_dict(ram.state_dict(), rows)
-    assert steps(disk) == steps(ram)
-    assert same(disk.sample(), ram.sample())
-    disk.close()
-    disk = make(tmp_path)
-    assert steps(disk) == steps(ram)
-    for memory in (ram, disk):
-        assert memory.append_chunk(chunk(make_rows, 1, 9, 3, 3)) == 3
-        play(memory, make_rows, range(10, 16))
-    assert steps(disk) == steps(ram)
-    disk.close()
-
-
 def test_a_folder_of_frame_stacks_stays_one(tmp_path: Path, make_rows: Any) -> None:
     memory = make(tmp_path / "stacks")
     play(memory, make_rows, range(1))

@@ -51,10 +51,9 @@ def test_the_newest_frames_come_back_by_their_numbers(made: Any) -> None:
         assert (found.dtype, found.shape[1:]) == (DTYPE, SHAPE)
 
 
-def test_frames_of_another_memory_are_loaded(made: Any) -> None:
-    frames, commit = made
+def test_frames_of_another_memory_are_loaded() -> None:
+    frames = RamFrames(CAPACITY, STACK, SHAPE, DTYPE)
     frames.load(500, frames_of(np.arange(460, 500)))
-    commit()
     frames.put(frames_of([500]))
     assert frames.written == 501
     np.testing.assert_array_equal(frames.take(np.array([460, 499, 500])), frames_of([460, 499, 500]))
@@ -85,7 +84,7 @@ def test_transitions_are_removed_with_their_frames(made: Any) -> None:
         frames.put(frames_of([0, 0]))
         commit()
         first = store.first_row(0, row + 1)
-        needs = store.needs(0, row + 1)
+        needs = store.state_dict()["needs"][: row + 1]
         assert (needs[first:] >= frames.oldest).all()
         assert first == 0 or needs[first - 1] < frames.oldest
     assert 0 < first < CAPACITY

@@ -141,22 +141,6 @@ def test_a_restored_memory_continues_open_episodes(make_rows: Any, tmp_path: Pat
             ReplayMemory(memory_size=50, n_step=2, gamma=GAMMA).load_state_dict(state, rows)
 
 
-def test_a_full_memory_that_moves_from_ram_to_disk_can_be_opened_again(make_rows: Any, tmp_path: Path) -> None:
-    def on_disk() -> ReplayMemory:
-        return ReplayMemory(memory_size=5, n_step=3, gamma=GAMMA, storage="disk", folder=tmp_path)
-
-    ram = ReplayMemory(memory_size=5, n_step=3, gamma=GAMMA)
-    ram.append_chunk(make_rows(1, 0, 0, 12))
-    disk = on_disk()
-    disk.load_state_dict(ram.state_dict(), [np.roll(ring, -(ram.written % 5), 0) for ring in ram.row_arrays])
-    expected = held(disk)
-    assert expected == held(ram)
-    disk.close()
-    again = on_disk()
-    assert held(again) == expected
-    again.close()
-
-
 def test_more_than_the_memory_holds_keeps_the_newest(make_rows: Any) -> None:
     memory = ReplayMemory(memory_size=4, n_step=2, gamma=GAMMA)
     memory.append_chunk(make_rows(1, 0, 0, 20, end="terminated"))

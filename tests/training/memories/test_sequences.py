@@ -260,17 +260,6 @@ def test_a_restored_memory_continues_open_episodes(make_rows: Any, tmp_path: Pat
     whole.close()
 
 
-def test_a_run_that_began_in_ram_continues_on_disk(make_rows: Any, tmp_path: Path) -> None:
-    ram = SequenceMemory(memory_size=50, length=4, stride=2)
-    ram.append_chunk(make_rows(1, 0, 0, 9))
-    disk = SequenceMemory(memory_size=50, length=4, stride=2, storage="disk", folder=tmp_path)
-    disk.load_state_dict(ram.state_dict(), [array[: len(ram)] for array in ram.row_arrays])
-    for memory in (ram, disk):
-        memory.append_chunk(make_rows(1, 0, 9, 4, end="truncated"))
-    assert held(disk) == held(ram)
-    disk.close()
-
-
 def test_a_folder_of_other_rows_is_refused(make_rows: Any, tmp_path: Path) -> None:
     memory = SequenceMemory(memory_size=50, length=4, stride=2, storage="disk", folder=tmp_path)
     memory.append_chunk(make_rows(1, 0, 0, 9))

@@ -106,11 +106,6 @@ class DiskFrames(Frames):
             raw = np.ascontiguousarray(raw[:, : self._used_bytes])
         return raw.view(self.dtype).reshape(len(numbers), *self.shape)
 
-    def load(self, written: int, frames: Array) -> None:
-        """Stage the frames of another memory. This store must be empty."""
-        self.lost_before(written - len(frames))
-        self.put(frames)
-
     # --- used by the files' writer and reader
     # -----------------------------------------------------------------------------
 

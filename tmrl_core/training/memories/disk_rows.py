@@ -366,20 +366,6 @@ class DiskRows(Rows):
         self._add(place.number, segment, place.payload_offset, rows, [count for _, count in put])
         self._drop_old()
 
-    def adopt(self, layout: RowLayout, written: int, rows: Sequence[Array]) -> None:
-        """Stage the rows of a memory in RAM. This store must be empty.
-
-        Args:
-            layout: layout of the columns.
-            written: index after the last row.
-            rows: rows of each dtype group and of the versions, oldest first.
-        """
-        self.allocate(layout)
-        self.oldest = self.readable = written - len(rows[0])
-        self.prepare(self.oldest, len(rows[0]))
-        for column, values in zip(self._staged[-1][2], rows, strict=True):
-            column[:] = values
-
     def discard(self) -> None:
         """Forget the staged rows and frames."""
         self._staged = []

@@ -241,29 +241,9 @@ class FrameStackBuilder(TransitionBuilder):
 
     def load_state_dict(self, state: State) -> None:
         """Load the frames and the other entries."""
-        if not self.rows.durable:
-            self._load_frames(state)
+        if not self.rows.durable and state["leaves"]:
+            self._begin(spec_of(state))
+            for i, frames in state["frames"]:
+                self._stores[i].load_state_dict(frames)
         super().load_state_dict(state)
         self._expand()
-
-    def adopt(self, state: State, start: int) -> bool:
-        """Stage the frames of a checkpoint from RAM."""
-        if self._stores:
-            return False
-        self._load_frames(state)
-        self.rows.stage_needs(self._needs(start, int(state["written"])))
-        return True
-
-    def _load_frames(self, state: State) -> None:
-        if not state["leaves"]:
-            return
-        self._begin(spec_of(state))
-        for i, frames in state["frames"]:
-            self._stores[i].load_state_dict(frames)
-
-    def _needs(self, start: int, stop: int) -> list[list[int]]:
-        """Return the needs of the transitions [start, stop), in runs of equal ones."""
-        needs = np.stack([store.needs(start, stop) for store in self._stores.values()], axis=1)
-        changes = np.flatnonzero((needs[1:] != needs[:-1]).any(axis=1)) + 1
-        runs = np.split(needs, changes)
-        return [[len(run), *run[0].tolist()] for run in runs if len(run)]

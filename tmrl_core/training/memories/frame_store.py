@@ -156,10 +156,6 @@ class Frames(ABC):
     def take(self, numbers: Array) -> Array:
         """Return the stored frames of these numbers [n]: [n, *shape]."""
 
-    @abstractmethod
-    def load(self, written: int, frames: Array) -> None:
-        """Load the newest frames of another memory, oldest first. `written` is the number after the last."""
-
 
 class RamFrames(Frames):
     """Ring buffer of frames, which checkpoints write as they write a memory's rows (`RowMemory`).
@@ -393,11 +389,6 @@ class FrameStore:
                 stop = middle
         return first
 
-    def needs(self, start: int, stop: int) -> Array:
-        """Return the recorded needs of the transitions [start, stop), which must be among the newest `capacity`."""
-        needs: Array = self._needs[np.arange(start, stop) % len(self._needs)]
-        return needs
-
     def state_dict(self) -> State:
         """Return the needs of transitions, and the storage of frames itself: a checkpoint writes its rows by itself."""
         return {"held": self.held, "needs": self._needs.copy()}
@@ -411,5 +402,6 @@ class FrameStore:
         held, needs = state["held"], np.asarray(state["needs"])
         if needs.shape != self._needs.shape:
             raise ValueError(f"needs of {len(needs)} transitions do not fit a memory of {len(self._needs)}")
+        assert isinstance(self.held, RamFrames)
         self.held.load(*frames_of(held if isinstance(held, SavedRows) else SavedRows.of(held), self.held))
         self._needs[:] = needs

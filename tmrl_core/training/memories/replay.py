@@ -545,8 +545,10 @@ class ReplayMemory(TrainingMemory):
                 f"memory.capacity was {state['memory_size']} when this was saved and is {self.memory_size} now"
             )
         self._check_steps(state["steps"], "it holds", ValueError, ValueError)
+        if state["storage"] != ("ram" if self._disk is None else "disk"):
+            raise ValueError(f"it was saved with memory.storage: {state['storage']:.10}; keep that setting")
         self._reader.stop()
-        same = self._load_disk(state, rows) if self._disk is not None else self._load_ram(state, rows)
+        same = self._load_ram(state, rows) if self._disk is None else self._load_disk(self._disk, state)
         self.sampler.load_state_dict(state["priorities"], self._rows, same)
         self._reader.lag.counter = int(state["version"])
         self.sampler.note_version(self._rows, self._reader.lag.counter)
@@ -554,8 +556,6 @@ class ReplayMemory(TrainingMemory):
 
     def _load_ram(self, state: State, rows: Sequence[Array]) -> bool:
         assert self._ram is not None
-        if state["storage"] != "ram":
-            raise ValueError("it was saved with memory.storage: disk and its transitions lie there; keep that setting")
         written = int(state["written"])
         same = True
         if state["layout"] is not None:
@@ -569,42 +569,25 @@ class ReplayMemory(TrainingMemory):
         complete = self._builder.first_complete(first, written)
         if complete > first:  # frames were lost
             self._ram.oldest, same = complete, False
-        self._restore_statistics(state)
-        return same
-
-    def _restore_statistics(self, state: State) -> None:
         self.restore_statistics(state["statistics"])
         # A checkpoint of a run with another agent has none.
         if self._owned_returns is not None and "returns" in state:
             self._owned_returns.load(state["returns"])
+        return same
 
-    def _load_disk(self, state: State, rows: Sequence[Array]) -> bool:
-        """Load a state. Return True if the rows are the same as when it was saved. Rows on the disk take precedence."""
-        disk = self._disk
-        assert disk is not None
+    @staticmethod
+    def _load_disk(disk: DiskRows, state: State) -> bool:
+        """Return True if the rows on the disk are the same as when a state was saved. They take precedence."""
         written = int(state["written"])
-        if state["storage"] == "disk":
-            if disk.readable < written:
-                logger.warning(
-                    "%s holds %d transitions of all that were ever written, the checkpoint knew of %d: files are "
-                    "missing, or the machine went down before they were on the disk (memory.sync: fsync prevents that)",
-                    disk.folder,
-                    disk.readable,
-                    written,
-                )
-            return disk.readable == written and len(disk) == _rows_saved(state)
-        if disk.readable or not state["layout"]:
-            return False
-        # A run that began in RAM continues on disk.
-        layout = _layout_with_rows(state, rows)
-        if not self._builder.adopt(state, written - len(rows[0])):
-            return False
-        disk.adopt(layout, written, rows)
-        self._builder.load_state_dict(state)
-        self._restore_statistics(state)
-        self._builder.changed |= self._builder.tails.keys()
-        self.commit()
-        return True
+        if disk.readable < written:
+            logger.warning(
+                "%s holds %d transitions of all that were ever written, the checkpoint knew of %d: files are "
+                "missing, or the machine went down before they were on the disk (memory.sync: fsync prevents that)",
+                disk.folder,
+                disk.readable,
+                written,
+            )
+        return disk.readable == written and len(disk) == _rows_saved(state)
 
 
 def _sampler_of(

@@ -231,14 +231,6 @@ class TransitionBuilder:
         """Load the entries of a checkpoint, after the rows."""
         self.load_tails(state["tails"])
 
-    def adopt(self, state: State, start: int) -> bool:
-        """Stage on disk the data that rows of a checkpoint from RAM refer to, from absolute index `start` on.
-
-        Returns:
-            False: streams have already begun on disk.
-        """
-        return True
-
 
 def _rows_of(sequence: Sequence[int] | None) -> str:
     return "transitions" if sequence is None else f"sequences of length {sequence[0]} and stride {sequence[1]}"
