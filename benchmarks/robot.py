@@ -139,7 +139,8 @@ class Run:
         found["updates"] = read_records(self.folder / "runs" / self.name / "metrics.jsonl")[-1].step
         if not self.offline:
             acted = [
-                np.asarray(one.extras.get(IS_INTERVENTION, ()), bool) for one in read_sessions(self.folder / "recorded")
+                np.asarray(one.extras.get(IS_INTERVENTION, np.zeros(len(one.rewards))), bool)
+                for one in read_sessions(self.folder / "recorded")
             ]
             flags = np.concatenate(acted) if acted else np.zeros(0, bool)
             found["steps"] = len(flags)
