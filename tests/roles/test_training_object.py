@@ -17,6 +17,7 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.roles.training_object import loop_settings, prepare_torch, training_from_config
 from tmrl_core.sessions import Session, SessionWriter
 from tmrl_core.training.agents.networks import REDQMLPActorCritic
+from tmrl_core.training.loops.limiter import RateLimiter
 from tmrl_core.training.loops.lockstep import TrainingLockstep
 from tmrl_core.training.loops.training_loop import TrainingOffline
 
@@ -170,8 +171,14 @@ def test_extras_are_kept_for_agents_that_take_them(monkeypatch: pytest.MonkeyPat
 def test_the_limiter_reaches_the_loop() -> None:
     limiter = {"samples_per_insert": 8.5, "error_buffer": 300}
     training = training_from_config(config(trainer={"limiter": limiter, "device": "cpu"}))()
-    assert (training.limiter.samples_per_insert, training.limiter.error_buffer) == (8.5, 300)
     assert (training.limiter.min_size, training.limiter.batch_size) == (1000, 256)
+    same = RateLimiter(8.5, 1000, 300, 256, max_updates_per_sample=1.0)
+    counts = [(1000, 0), (1000, 34), (2000, 60), (9000, 300)]
+    left = [training.limiter.updates_left(*count) for count in counts]
+    assert left == [same.updates_left(*count) for count in counts]
+    assert left != [
+        RateLimiter(8.5, 1000, 600, 256, max_updates_per_sample=1.0).updates_left(*count) for count in counts
+    ]
 
 
 def test_a_model_may_be_named() -> None:
