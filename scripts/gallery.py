@@ -115,7 +115,7 @@ PAIRS = (
         500,
         "learning rates 0.1",
         ("agent.kwargs.lr_actor=0.1", "agent.kwargs.lr_critic=0.1", "trainer.epochs=1", "trainer.rounds=6"),
-        "It never leaves the value of random actions. Divide the rates by ten until the curve moves.",
+        "What it learns at first is lost again. Divide the rates by ten until the curve keeps what it reached.",
     ),
     Pair(
         "pendulum_flashsac",
