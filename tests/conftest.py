@@ -143,7 +143,7 @@ def sessions_may_differ() -> None:
 
 @pytest.fixture(autouse=True)
 def _own_logging(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test sets up for logging ends with it.
+    """End with a test what it sets up for logging.
 
     The warning of a session that differs from its episode's record is an error.
     """
