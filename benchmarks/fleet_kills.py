@@ -1,14 +1,17 @@
-"""Kills the workers of a fleet under Ray or Slurm, and counts the samples in the memory at the end.
+"""Kills the workers of a fleet under Ray or Slurm, or lets many run, and counts the samples in the memory at the end.
 
     pip install ray                                                     # in an environment of its own, with tmrl_core
     python benchmarks/fleet_kills.py ray --python VENV/bin/python --workers 8 --kills 30
     scripts/slurm/one_node.sh start /tmp/slurm                          # as root
     SLURM_CONF=/tmp/slurm/slurm.conf python benchmarks/fleet_kills.py slurm --workers 4 --kills 4
+    python benchmarks/fleet_kills.py plain --workers 200 --kills 0 --minutes 60 --rate 4
 
 Server and trainer (memory on disk) are processes of this script; the workers are those of
 scripts/fleets/ray_workers.py or scripts/slurm/workers.sbatch. With Ray, a kill is SIGKILL, in turn for a worker and for
 the actor that supervises one, both chosen at random. With Slurm, a job of higher priority takes all cores, so that
-every task is preempted and requeued at once. `again` is the time until each worker that was hit has made a second of
+every task is preempted and requeued at once. `plain` is processes of this script, which are not killed: during
+`--minutes` the memory and the processor time of Server and trainer are printed, with the network's default times.
+`again` is the time until each worker that was hit has made a second of
 samples in a new process, and each other one goes on.
 
 At the end, all workers are asked to end in order, and the memory is compared with what their environments noted:
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import secrets
@@ -38,14 +42,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import chaos
+import psutil
 from chaos_parts import Account
 from fleet_parts import Life, read_lives
 
 ROOT = Path(__file__).resolve().parents[1]
-RATE = 20.0
-"""Steps a second of each worker."""
 LIMIT_S = 180.0
-"""A fleet that does not work again within this time is stuck."""
+"""A fleet that does not work again within this time, and two seconds for each worker, is stuck."""
 
 
 class Fleet:
@@ -67,7 +70,7 @@ class Fleet:
             "--set",
             "environment.cls=fleet_parts:CountedEnv",
             "--set",
-            f"environment.kwargs={{folder: {folder}, rate: {RATE}}}",
+            f"environment.kwargs={{folder: {folder}, rate: {options.rate}}}",
             "--set",
             f"worker.spool_dir={folder / 'waiting'}",
             "--set",
@@ -199,6 +202,75 @@ class Slurm(Fleet):
             subprocess.run(["scancel", self.job], capture_output=True)
 
 
+class Plain(Fleet):
+    """Processes of this script, with one bundle."""
+
+    processes: list[subprocess.Popen[bytes]]
+
+    def __init__(self, options: argparse.Namespace, folder: Path, config: Path) -> None:
+        super().__init__(options, folder, config)
+        self.processes = []
+        described = json.loads(config.read_text())
+        described["network"] = {"credentials_dir": described["network"]["credentials_dir"]}
+        # A policy every 10 s.
+        updates_per_s = options.workers * options.rate * described["trainer"]["max_training_steps_per_env_step"]
+        described["trainer"]["update_model_interval"] = max(1, round(10 * updates_per_s))
+        config.write_text(json.dumps(described))
+
+    def start(self) -> None:
+        self.names = [f"worker-{number}" for number in range(self.options.workers)]
+        for name in self.names:
+            words = [
+                *self.words,
+                "--set",
+                f"worker.name={name}",
+                "--set",
+                f"worker.model_path={self.folder}/{name}.tmod",
+            ]
+            with (self.folder / f"{name}.log").open("wb") as log:
+                command = [self.options.python, "-m", "tmrl_core", "--worker", *words]
+                self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=self.environment))
+
+    def kill(self, number: int, rng: random.Random) -> str:
+        raise chaos.Stuck("plain workers are nobody's to start again: --kills 0")
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.terminate()
+        for name, process in zip(self.names, self.processes, strict=True):
+            if status := process.wait(chaos.FLOW_S):
+                raise chaos.Stuck(f"{name} ended with status {status}")
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+def stand(fleet: Fleet, pipeline: chaos.Pipeline, minutes: float) -> None:
+    """Let all work, and print what Server and trainer take, each minute."""
+    began = time.monotonic()
+    used: dict[str, float] = {}
+    print(
+        "| minute | steps | Server: own MB | % of a core | trainer: own MB | % of a core |",
+        "| --- " * 6 + "|",
+        sep="\n",
+    )
+    while (passed := time.monotonic() - began) < 60 * minutes + 1:
+        pipeline.check()
+        cells = []
+        for name in ("server", "trainer"):
+            process = pipeline.roles[name].process
+            assert process is not None
+            seen = psutil.Process(process.pid)
+            seconds = sum(seen.cpu_times()[:2])
+            cells += [f"{seen.memory_full_info().uss / 1e6:.1f}", f"{(seconds - used.get(name, seconds)) / 0.6:.1f}"]
+            used[name] = seconds
+        steps = sum(life.made for life in read_lives(fleet.folder))
+        print(f"| {passed / 60:.0f} | {steps:,} | {' | '.join(cells)} |", flush=True)
+        time.sleep(60.0 - (time.monotonic() - began) % 60.0)
+
+
 def again(fleet: Fleet, before: dict[str, Life], hit: Sequence[str]) -> float:
     """Wait until all workers make samples, those that were hit in a new life; the seconds."""
     began = time.monotonic()
@@ -213,13 +285,14 @@ def again(fleet: Fleet, before: dict[str, Life], hit: Sequence[str]) -> float:
             return life.number != (before[name].number if name in before else -1) and life.made > 20
         return life.number != before[name].number or life.made > made[name]
 
-    while time.monotonic() - began < LIMIT_S:
+    limit_s = LIMIT_S + 2 * len(fleet.names)
+    while time.monotonic() - began < limit_s:
         now = fleet.lives()
         if all(map(flows, fleet.names)):
             return time.monotonic() - began
         time.sleep(0.02)
     missing = [name for name in fleet.names if not flows(name)]
-    raise chaos.Stuck(f"not within {LIMIT_S:g} s: {', '.join(missing)}")
+    raise chaos.Stuck(f"not within {limit_s:g} s: {', '.join(missing)}")
 
 
 def kill_and_wait(fleet: Fleet, count: int, rng: random.Random) -> list[float]:
@@ -243,7 +316,8 @@ def run(fleet: Fleet, pipeline: chaos.Pipeline, options: argparse.Namespace) -> 
     pipeline.start("trainer")
     fleet.start()
     print(f"{len(fleet.names)} workers after {again(fleet, {}, fleet.names):.1f} s", flush=True)
-    took = kill_and_wait(fleet, options.kills, random.Random(options.seed))
+    took = kill_and_wait(fleet, options.kills, random.Random(options.seed)) or [0.0]
+    stand(fleet, pipeline, options.minutes)
     time.sleep(1.0)
     pipeline.check()
     fleet.end()
@@ -260,7 +334,7 @@ def run(fleet: Fleet, pipeline: chaos.Pipeline, options: argparse.Namespace) -> 
     return reckoning.good and max(took) <= options.limit
 
 
-FLEETS: dict[str, Callable[[argparse.Namespace, Path, Path], Fleet]] = {"ray": Ray, "slurm": Slurm}
+FLEETS: dict[str, Callable[[argparse.Namespace, Path, Path], Fleet]] = {"ray": Ray, "slurm": Slurm, "plain": Plain}
 
 
 def main() -> int:
@@ -268,12 +342,14 @@ def main() -> int:
     parser.add_argument("fleet", choices=list(FLEETS))
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--rate", type=float, default=20.0, help="steps a second of each worker (default: 20)")
+    parser.add_argument("--minutes", type=float, default=0.0, help="let all work for so long, after the kills")
     parser.add_argument("--limit", type=float, default=10.0, help="seconds after a kill (default: 10)")
     parser.add_argument("--python", default=sys.executable, help="of the workers (default: this one)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tmrl_fleet_")).resolve()
-    pipeline = chaos.Pipeline(folder, "disk", RATE)
+    pipeline = chaos.Pipeline(folder, "disk", options.rate)
     fleet = FLEETS[options.fleet](options, folder, pipeline.config_file)
     good = False
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))

@@ -52,10 +52,10 @@ class Place:
         self.run()
         return pair
 
-    def run(self) -> None:
+    def run(self, now: float = 0.0) -> None:
         moved = True
         while moved:
-            moved = sum(deliver(*ends) for pair in self.pairs for ends in (pair, pair[::-1])) > 0
+            moved = sum(deliver(*ends, now) for pair in self.pairs for ends in (pair, pair[::-1])) > 0
 
     def trainer(self, peer: bytes = b"t") -> tuple[TrainerConnection, Connection]:
         state = TrainerState(run="run", name="hpc", peer=peer * 16, inbox_bytes=1 << 20)
@@ -73,15 +73,15 @@ class Place:
             end.lost(None, 0.0)
 
 
-def deliver(sender: Connection, receiver: Connection) -> bool:
-    data = b"".join(sender.to_send(0.0))
+def deliver(sender: Connection, receiver: Connection, now: float = 0.0) -> bool:
+    data = b"".join(sender.to_send(now))
     rest = data
     while rest and not receiver.closing:
         view = receiver.get_buffer()
         n = min(len(view), len(rest))
         view[:n] = rest[:n]
         rest = rest[n:]
-        receiver.received(n, 0.0)
+        receiver.received(n, now)
     return bool(data)
 
 
@@ -110,6 +110,34 @@ def test_the_wait_reason_of_a_killed_trainer_is_cleared(place: Place) -> None:
     place.kill(trainer)
     place.run()
     assert place.worker.progress == Progress(samples=5, updates=5)
+
+
+def test_many_workers_hear_counts_seldom_and_everything_else_at_once(place: Place) -> None:
+    for number in range(49):
+        worker = WorkerState(run="run", name=f"w{number}", peer=b"w%015d" % number)
+        worker.add_stream(StreamSender(b"s%015d" % number, queue_bytes=1 << 20, drop_oldest=False), b"")
+        place.connect(WorkerConnection(worker, silent_s=10, heartbeat_s=3))
+    trainer = place.trainer()
+    heard = []
+    for number in range(111):
+        place.report(trainer[0], Progress(samples=number))
+        place.run(number / 100)
+        if not heard or place.worker.progress != heard[-1]:
+            heard.append(place.worker.progress)
+    assert len(heard) == 6  # one at once, then five a second to each of 50 workers
+    place.report(trainer[0], LACK)
+    place.run(1.11)
+    assert place.worker.progress == LACK
+    place.report(trainer[0], Progress(samples=6, updates=5, lack=LACK.lack))
+    place.run(1.11)
+    assert place.worker.progress == LACK
+    assert not trainer[0].all_sent
+    due = trainer[0].deadline()
+    assert due == pytest.approx(1.3)
+    trainer[0].tick(due)
+    place.run(due)
+    assert place.worker.progress.samples == 6
+    assert trainer[0].all_sent
 
 
 def test_the_wait_reason_is_cleared_even_if_the_last_report_was_not_sent_yet(place: Place) -> None:

@@ -38,6 +38,10 @@
 # streams, 8 of one certificate, since samples wait while they are computed, and in letters, which precede the policy's
 # first frame.
 #
+# The report. Workers wait for what the trainer lacks and for their turn, so these are reported at once. Its counts
+# change with every update; alone they are reported 250 times a second at most, to all workers together: to each of 200
+# once in 0.8 s. A trainer that waits for samples says so, and the counts with it, so no count is late for both sides.
+#
 # Incarnations. Without authentication the Server assigns them. A trainer that authenticates takes the number above its
 # checkpoint's and its credentials folder's, stores it before it is used (`hold`), and only follows plausible
 # suggestions, up to 2^20 above its own. Each makes it seal and publish everything again. The relay suggests as often as
@@ -149,6 +153,8 @@ Workers influence the texts, and each stream keeps its latest hundred."""
 _FURTHER_REASONS = "samples were refused for many different reasons; the trainer's log has some of them"
 _STORED_REASON_CHARACTERS = 100
 """Maximum length of a reason in a checkpoint, in ASCII. A checkpoint holds twenty of each stream."""
+_COUNTS_PER_S = 250
+"""Reports of counts alone, to all workers together: each costs the Server a message and a worker's machine a proof."""
 _FORGOTTEN_STREAMS = 4_096
 """Maximum number of absent streams whose offsets are kept, in case they return: besides those that are away for a
 moment, of which half as many are kept, or as many as a lost link had."""
@@ -477,6 +483,10 @@ class TrainerState(ClientState):
             }
 
 
+def _without_counts(progress: Progress) -> Progress:
+    return msgspec.structs.replace(progress, samples=0, updates=0)
+
+
 class TrainerConnection(ClientConnection):
     """A trainer's end of one link."""
 
@@ -511,6 +521,11 @@ class TrainerConnection(ClientConnection):
         self._in_flight = False
         self._cutter: Iterator[Wire] | None = None
         self._telemetry_times = TelemetryTimes()
+        self._reported: Progress | None = None
+        """What was reported on this link, without its counts."""
+        self._reported_at = float("-inf")
+        self._report_at = float("inf")
+        """Time of the next report of counts."""
 
     def _on_control(self, message: Control) -> None:
         state = self.trainer
@@ -524,7 +539,7 @@ class TrainerConnection(ClientConnection):
                 # One message always fits, because the relay sends only complete messages that fit the credit.
                 self._largest_bytes = message_bytes(SAMPLES_HEAD, self._max_message_bytes)
                 self._inbox_bytes = max(state.inbox_bytes, self._largest_bytes)
-                self.report()
+                self._send_report()
                 if None in state.directives:
                     self.direct(None)
                 if state.telemetry is not None:
@@ -583,7 +598,7 @@ class TrainerConnection(ClientConnection):
         """Announce the incarnation. If it is a higher one, replace what was sealed before and would come too late."""
         self.announce()
         if self.trainer.holding > before:
-            self.report()
+            self._send_report()
             for stream in dict.fromkeys((*self.trainer.directives, *self._openers)):
                 self.direct(stream)
 
@@ -789,6 +804,7 @@ class TrainerConnection(ClientConnection):
         if now >= self._postponed.due_at:
             self._request_postponed()
         self._show_due()
+        self._report_due()
         if now < self._retry_at or self.closing:
             return
         self._retry_at = float("inf")
@@ -810,7 +826,7 @@ class TrainerConnection(ClientConnection):
         """Return the latest time for the next call of `tick`."""
         shows = self.trainer.telemetry is not None and self.state == "open" and not self.closing
         shown_at = self._telemetry_times.due_at if shows else float("inf")
-        return min(super().deadline(), self._retry_at, self._postponed.due_at, shown_at)
+        return min(super().deadline(), self._retry_at, self._postponed.due_at, self._report_at, shown_at)
 
     def show_now(self) -> None:
         """Send viewers a scene, because something has changed that somebody waits for."""
@@ -851,11 +867,25 @@ class TrainerConnection(ClientConnection):
         self.put(("direct", channel), Direct(channel, revision, body, lasting))
 
     def report(self) -> None:
-        """Send the trainer's progress."""
+        """Send the trainer's progress: at once, or soon if nothing but its counts has changed."""
+        progress = self.trainer.progress
+        if progress is None or _without_counts(progress) != self._reported:
+            self._send_report()
+        elif self.state == "open":
+            self._report_at = self._reported_at + len(self.trainer.members) / _COUNTS_PER_S
+            self.wake()
+
+    def _send_report(self) -> None:
         state = self.trainer
         if self.state == "open" and state.progress is not None:
+            self._reported, self._reported_at = _without_counts(state.progress), self._now
+            self._report_at = float("inf")
             body = encode_body(state.progress)
             self.put("report", Report(body if state.seal is None else state.seal.seal_report(state.holding, body)))
+
+    def _report_due(self) -> None:
+        if self._now >= self._report_at and not self.closing:
+            self._send_report()
 
     def to_send(self, now: float) -> list[bytes | bytearray | memoryview]:
         """Return the buffers to send now, acknowledgements, credit and the latest policy included."""
@@ -869,6 +899,7 @@ class TrainerConnection(ClientConnection):
         if self._postponed.due_at != float("inf"):
             self._request_postponed()  # what was taken has made room
         self._show_due()
+        self._report_due()
         if state.to_acknowledge:
             with state.lock:
                 streams, state.to_acknowledge = state.to_acknowledge, {}
@@ -945,7 +976,12 @@ class TrainerConnection(ClientConnection):
         state = self.trainer
         version = (state.holding, state.policy[0]) if state.policy is not None else self._sent_version
         return not (
-            self._control or self._slots or state.to_acknowledge or self._in_flight or version != self._sent_version
+            self._control
+            or self._slots
+            or state.to_acknowledge
+            or self._in_flight
+            or version != self._sent_version
+            or self._report_at != float("inf")
         )
 
     def _on_closed(self) -> None:
