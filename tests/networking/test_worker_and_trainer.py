@@ -112,31 +112,46 @@ def test_the_wait_reason_of_a_killed_trainer_is_cleared(place: Place) -> None:
     assert place.worker.progress == Progress(samples=5, updates=5)
 
 
-def test_many_workers_hear_counts_seldom_and_everything_else_at_once(place: Place) -> None:
+def join_49(place: Place) -> None:
     for number in range(49):
         worker = WorkerState(run="run", name=f"w{number}", peer=b"w%015d" % number)
         worker.add_stream(StreamSender(b"s%015d" % number, queue_bytes=1 << 20, drop_oldest=False), b"")
         place.connect(WorkerConnection(worker, silent_s=10, heartbeat_s=3))
+
+
+@pytest.mark.parametrize("lacks", ["", "samples"])
+def test_many_workers_hear_of_each_round_seldom(place: Place, lacks: str) -> None:
+    join_49(place)
     trainer = place.trainer()
     heard = []
     for number in range(111):
-        place.report(trainer[0], Progress(samples=number))
+        place.report(trainer[0], Progress(samples=number, lack=lacks * (number % 2)))
         place.run(number / 100)
         if not heard or place.worker.progress != heard[-1]:
             heard.append(place.worker.progress)
     assert len(heard) == 6  # one at once, then five a second to each of 50 workers
+    assert heard[-1].samples >= 90
+
+
+def test_many_workers_hear_at_once_of_a_turn_and_soon_of_a_lack(place: Place) -> None:
+    join_49(place)
+    trainer = place.trainer()
+    reported = Progress(samples=5, updates=5)
+    for change in (reported, Progress(turn=(1, 1)), Progress(turn=(1, 1), lack="all", gave_up=True)):
+        place.report(trainer[0], change)
+        place.run()
+        assert place.worker.progress == change
+    place.report(trainer[0], reported)
+    place.run()
     place.report(trainer[0], LACK)
-    place.run(1.11)
-    assert place.worker.progress == LACK
-    place.report(trainer[0], Progress(samples=6, updates=5, lack=LACK.lack))
-    place.run(1.11)
-    assert place.worker.progress == LACK
+    place.run()
+    assert place.worker.progress == reported
     assert not trainer[0].all_sent
     due = trainer[0].deadline()
-    assert due == pytest.approx(1.3)
+    assert due == pytest.approx(0.1)
     trainer[0].tick(due)
     place.run(due)
-    assert place.worker.progress.samples == 6
+    assert place.worker.progress == LACK
     assert trainer[0].all_sent
 
 

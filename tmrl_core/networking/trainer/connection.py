@@ -38,9 +38,9 @@
 # streams, 8 of one certificate, since samples wait while they are computed, and in letters, which precede the policy's
 # first frame.
 #
-# The report. Workers wait for what the trainer lacks and for their turn, so these are reported at once. Its counts
-# change with every update; alone they are reported 250 times a second at most, to all workers together: to each of 200
-# once in 0.8 s. A trainer that waits for samples says so, and the counts with it, so no count is late for both sides.
+# The report. Workers wait for their turn, which is reported at once. Counts and what the trainer lacks change with
+# every round; they are reported 250 times a second at most, to all workers together: to each of 200 once in 0.8 s. But
+# a trainer that has waited for samples for 0.1 s says so, and the counts with it, in case workers wait for these.
 #
 # Incarnations. Without authentication the Server assigns them. A trainer that authenticates takes the number above its
 # checkpoint's and its credentials folder's, stores it before it is used (`hold`), and only follows plausible
@@ -153,8 +153,10 @@ Workers influence the texts, and each stream keeps its latest hundred."""
 _FURTHER_REASONS = "samples were refused for many different reasons; the trainer's log has some of them"
 _STORED_REASON_CHARACTERS = 100
 """Maximum length of a reason in a checkpoint, in ASCII. A checkpoint holds twenty of each stream."""
-_COUNTS_PER_S = 250
-"""Reports of counts alone, to all workers together: each costs the Server a message and a worker's machine a proof."""
+_REPORTS_PER_S = 250
+"""Reports of counts, to all workers together: each costs the Server a message and a worker's machine a proof."""
+_LACK_S = 0.1
+"""Time after which a trainer that lacks samples says so, if the rate of reports does not allow it before."""
 _FORGOTTEN_STREAMS = 4_096
 """Maximum number of absent streams whose offsets are kept, in case they return: besides those that are away for a
 moment, of which half as many are kept, or as many as a lost link had."""
@@ -484,7 +486,7 @@ class TrainerState(ClientState):
 
 
 def _without_counts(progress: Progress) -> Progress:
-    return msgspec.structs.replace(progress, samples=0, updates=0)
+    return msgspec.structs.replace(progress, samples=0, updates=0, lack="")
 
 
 class TrainerConnection(ClientConnection):
@@ -522,10 +524,9 @@ class TrainerConnection(ClientConnection):
         self._cutter: Iterator[Wire] | None = None
         self._telemetry_times = TelemetryTimes()
         self._reported: Progress | None = None
-        """What was reported on this link, without its counts."""
         self._reported_at = float("-inf")
-        self._report_at = float("inf")
-        """Time of the next report of counts."""
+        self._report_at = self._lack_at = float("inf")
+        """Times of the next report, and of one because the trainer lacks samples or has them again."""
 
     def _on_control(self, message: Control) -> None:
         state = self.trainer
@@ -867,19 +868,24 @@ class TrainerConnection(ClientConnection):
         self.put(("direct", channel), Direct(channel, revision, body, lasting))
 
     def report(self) -> None:
-        """Send the trainer's progress: at once, or soon if nothing but its counts has changed."""
-        progress = self.trainer.progress
-        if progress is None or _without_counts(progress) != self._reported:
+        """Send the trainer's progress: at once if workers may act on what has changed, or soon."""
+        progress, before = self.trainer.progress, self._reported
+        if progress is None or before is None or _without_counts(progress) != _without_counts(before):
             self._send_report()
         elif self.state == "open":
-            self._report_at = self._reported_at + len(self.trainer.members) / _COUNTS_PER_S
+            self._report_at = self._reported_at + len(self.trainer.members) / _REPORTS_PER_S
+            if bool(progress.lack) == bool(before.lack):
+                self._lack_at = float("inf")
+            else:
+                self._lack_at = min(self._lack_at, self._now + _LACK_S)
+                self._report_at = min(self._report_at, self._lack_at)
             self.wake()
 
     def _send_report(self) -> None:
         state = self.trainer
         if self.state == "open" and state.progress is not None:
-            self._reported, self._reported_at = _without_counts(state.progress), self._now
-            self._report_at = float("inf")
+            self._reported, self._reported_at = state.progress, self._now
+            self._report_at = self._lack_at = float("inf")
             body = encode_body(state.progress)
             self.put("report", Report(body if state.seal is None else state.seal.seal_report(state.holding, body)))
 
