@@ -101,7 +101,7 @@ def success(folder: Path, images: dict[str, Any] | None, sessions: int, updates:
     words = ("--expert", "--record", recorded, "--episodes", str(sessions))
     call({"worker": {"interventions": takeover}}, *words, shows=True)
     trainer = {"offline": recorded, "epochs": 1, "rounds": 1, "steps": updates, "device": "cpu", "threads": 1}
-    call({"memory": {"batch_size": 64}, "trainer": trainer}, "--trainer")
+    call({"memory": {"batch_size": 64, "capacity": 10_000}, "trainer": trainer}, "--trainer")
     out = call({}, "--test", "--episodes", "100")
     found = re.search(r"mean return of 100 episodes: ([\d.e+-]+)", out)
     if found is None:
