@@ -114,3 +114,16 @@ def test_only_a_port_of_this_machine_that_is_not_set_is_taken_from_the_run(
     assert found.server.tcp_port == expected
     record.close()
     assert with_port_of_run(config) is config
+
+
+@pytest.mark.parametrize(("last", "told"), [(4321, True), (55555, False)])
+def test_the_port_of_a_run_that_has_ended_is_told(
+    last: int, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "x").mkdir()
+    PortRecord(tmp_path / "x" / FILE, last).close()
+    config = from_values({"run": {"folder": str(tmp_path), "name": "x"}})
+    with caplog.at_level("INFO"):
+        assert with_port_of_run(config) is config
+    said = "the Server of run x that listened on port 4321 has ended; port 55555 is tried"
+    assert (said in caplog.text) is told

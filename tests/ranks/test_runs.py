@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.command_line import Start, announced, records, starting
+from tests.command_line import ROOT, Start, announced, records, starting
 from tests.waiting import until
 from tmrl_core.config.endpoints import Endpoint
 from tmrl_core.local.supervision import spread_name
@@ -70,6 +73,12 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
         yield call
 
 
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
 class Fleet:
     """Two Servers with workers, and ranks that are started as a launcher would."""
 
@@ -103,10 +112,8 @@ class Fleet:
 
     def ranks(self, *more: str, size: int = 2) -> list[subprocess.Popen[str]]:
         """Start all ranks."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        place["OMP_NUM_THREADS"] = "1"
         return [self._start("--trainer", *self.at, *more, **place, RANK=str(rank)) for rank in range(size)]
 
 
@@ -267,11 +274,67 @@ def test_a_rank_that_stands_still_is_named(start: Start, tmp_path: Path) -> None
 @pytest.mark.full
 @pytest.mark.parametrize("start", [SAC], indirect=True)
 def test_what_cannot_be_shared_is_refused_before_anything_starts(start: Start) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = {"WORLD_SIZE": "3", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place = {"WORLD_SIZE": "3", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     status, out = ended([start("--trainer", "--set", 'server.endpoints=["127.0.0.1:1"]', **place)])[0]
     assert status == 2
     assert "server.endpoints: found 1 Server and 3 ranks, allowed: one Server for each rank" in out
     assert "memory.batch_size: found 16, allowed: a multiple of 3" in out
+
+
+NO_SERVERS = "--set", 'server.endpoints=["127.0.0.1:1", "127.0.0.1:2"]'
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM ends a process of Windows at once")
+@pytest.mark.parametrize("start", [SAC], indirect=True)
+def test_a_rank_that_waits_for_the_others_obeys_sigterm(start: Start) -> None:
+    place = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    rank = start("--trainer", *NO_SERVERS, **place)
+    assert rank.stdout is not None
+    assert any("rank 0 of 2 waits for the others" in line for line in rank.stdout)
+    rank.send_signal(signal.SIGTERM)
+    status, out = ended([rank], 60)[0]
+    assert status == 0, out
+    assert "end: stopped on request, before all ranks had started" in out
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks of torchrun in /proc")
+def test_a_rank_that_is_killed_during_the_start_does_not_delay_the_restart(tmp_path: Path) -> None:
+    log, port = tmp_path / "log", free_port()
+    (tmp_path / "small.yaml").write_text(SAC, encoding="utf-8")
+    options = ["--nproc-per-node", "2", "--max-restarts", "1", "--master-addr", "127.0.0.1", "--master-port", port]
+    with log.open("w") as out:
+        launcher = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", *options),
+                *("-m", "tmrl_core", "--trainer", "-c", "small.yaml", *NO_SERVERS),
+            ],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "TMRL_CORE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+            stdout=out,
+            stderr=out,
+            text=True,
+        )
+
+    def ranks() -> dict[int, int]:
+        """Process of each rank."""
+        found = {}
+        for task in Path(f"/proc/{launcher.pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                with contextlib.suppress(OSError):
+                    variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+                    found.update({int(one[5:]): int(child) for one in variables if one.startswith(b"RANK=")})
+        return found
+
+    try:
+        until(lambda: len(ranks()) == 2, launcher, limit_s=60)
+        first = ranks()
+        os.kill(first[1], signal.SIGSTOP)  # it never comes
+        until(lambda: "rank 0 of 2 waits for the others" in log.read_text(), launcher, limit_s=200)
+        os.kill(first[1], signal.SIGKILL)
+        until(lambda: "rank 1 of 2, with the Server" in log.read_text(), launcher, limit_s=200)
+        assert "forcefully exiting via 9" not in log.read_text()
+    finally:
+        for pid in (*ranks().values(), launcher.pid):
+            os.kill(pid, signal.SIGKILL)
+        launcher.wait()

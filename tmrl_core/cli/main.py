@@ -522,7 +522,7 @@ def trainer(config: Config, options: argparse.Namespace, shutdown: ShutdownSigna
         raise
     finally:
         made.close()
-        if made.leads and drawn:
+        if made.leads and drawn and made.training is not None:
             draw_curve(config)
     return 0
 

@@ -29,6 +29,14 @@ def with_port_of_run(config: Config) -> Config:
         return config
     file = config.run_folder / FILE
     port = recorded_port(file)
+    if port is None and (last := recorded_port(file, ended=True)) not in (None, config.server.tcp_port):
+        # That port is not tried: `--server` may serve the run now.
+        logger.info(
+            "the Server of run %s that listened on port %d has ended; port %d is tried, where another run's may listen",
+            config.run.name,
+            last,
+            config.server.tcp_port,
+        )
     if port is None or port == config.server.tcp_port:
         return config
     logger.info("the Server of run %s listens on port %d, as %s says", config.run.name, port, file)

@@ -16,6 +16,12 @@
 # compiler, a slow disk) is waited for. In numbers: SIGSTOP to rank 2 of 4 is logged by the others within 12 s and ends
 # them after 30 s.
 #
+# Forming in a thread. Nothing interrupts torch while it waits for the others: its constructor ignores the time limit of
+# the store, and Python handlers of signals do not run. A rank that waited for one that had been killed did not obey
+# torchrun's SIGTERM, and restarts took 33 s, because SIGKILL follows after 30 s. So a thread waits inside torch, and
+# the main thread for it. A rank that is asked to end meanwhile gives the others `STOP_S`: if they come, all end at one
+# update, as later; else it ends alone.
+#
 # One message for all gradients. They are copied into one flat tensor, summed, divided, and copied back: 0.1 ms for the
 # 70,000 numbers of two layers of 256 against the 8 messages of a tensor each. Rejected: DistributedDataParallel, which
 # wraps modules and hooks their backward passes; an update here has several losses and passes of one module, whose
@@ -35,6 +41,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -49,8 +57,12 @@ from tmrl_core.training.rank_group import RANK_GROUP, RankGroup
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 FORM_S = 120.0
 """Maximum wait in seconds for all ranks to start."""
+STOP_S = 3.0
+"""Maximum wait in seconds for all ranks to start after a request to end."""
 BEAT_S = 2.0
 """Seconds between two signs of life."""
 NAMED_S = 10.0
@@ -71,32 +83,48 @@ class ProcessGroup(RankGroup):
         place: place of this process.
         backend: of torch.distributed: `gloo`, or `cpu:gloo,cuda:nccl`.
         form_s: maximum wait in seconds for all ranks to start.
+        stopping: returns True once this process is asked to end.
 
     Raises:
         RankLostError: the ranks did not find each other in time.
+        StoppedWhileFormingError: this process was asked to end before they did.
     """
 
-    def __init__(self, place: Place, backend: str = "gloo", form_s: float = FORM_S) -> None:
+    def __init__(
+        self,
+        place: Place,
+        backend: str = "gloo",
+        form_s: float = FORM_S,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.rank, self.size = place.rank, place.size
         self._calls = 0
+        logger.info("rank %d of %d waits for the others at %s port %d", place.rank, place.size, place.host, place.port)
         try:
-            store = self._store(place, form_s, serves=place.serves)
-            dist.init_process_group(
-                backend,
-                store=PrefixStore("group", store),
-                rank=place.rank,
-                world_size=place.size,
-                # Longer than any wait for a busy rank: `_wait` is the limit.
-                timeout=datetime.timedelta(days=7),
-            )
-            self._beats = Heartbeats(self._store(place, form_s), self.rank, self.size, lambda: self._calls)
-        except (RuntimeError, ValueError) as exc:
+            self._beats = in_time(lambda: self._form(place, backend, form_s), form_s, stopping)
+        except StoppedWhileFormingError:
+            atexit.register(_leave, 0)  # a thread is inside torch
+            raise
+        except (RuntimeError, ValueError, TimeoutError) as exc:
+            atexit.register(_leave, 1)
             raise RankLostError(
                 f"rank {place.rank} of {place.size} does not reach the others at {place.host} port {place.port}: "
                 f"{_first_line(exc)}. Start all {place.size} ranks, within {form_s:g} s, with the same command"
             ) from exc
         # Errors of a missing rank appear in the first call otherwise, far from their reason.
         self.exchange(b"")
+
+    def _form(self, place: Place, backend: str, form_s: float) -> Heartbeats:
+        store = self._store(place, form_s, serves=place.serves)
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("group", store),
+            rank=place.rank,
+            world_size=place.size,
+            # Longer than any wait for a busy rank: `_wait` is the limit.
+            timeout=datetime.timedelta(days=7),
+        )
+        return Heartbeats(self._store(place, form_s), self.rank, self.size, lambda: self._calls)
 
     @staticmethod
     def _store(place: Place, form_s: float, *, serves: bool = False) -> Store:
@@ -142,7 +170,7 @@ class ProcessGroup(RankGroup):
         self._beats.close()
         # The destructor of gloo's group, and its `abort` too, wait for a call that a stopped rank will never answer.
         # The error has been reported by then; this goes before the destructors.
-        atexit.register(_leave)
+        atexit.register(_leave, 1)
 
     def _gather(self, block: bytes) -> list[bytes]:
         own = torch.frombuffer(bytearray(block), dtype=torch.uint8)
@@ -187,6 +215,39 @@ class ProcessGroup(RankGroup):
                     f"{_ranks(sorted(late))} {'has' if len(late) == 1 else 'have'}",
                     ", ".join(f"rank {rank} last heard {silent_s:.0f} s ago" for rank, silent_s in late.items()),
                 )
+
+
+class StoppedWhileFormingError(Exception):
+    """This process was asked to end before the ranks had found each other."""
+
+
+def in_time(form: Callable[[], T], form_s: float, stopping: Callable[[], bool]) -> T:
+    """Call `form` in a thread, and return its result.
+
+    Raises:
+        StoppedWhileFormingError: it has not ended `STOP_S` after a request to end.
+        TimeoutError: it has not ended within the limit.
+        BaseException: it has failed.
+    """
+    formed: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            formed.set_result(form())
+        except BaseException as exc:
+            formed.set_exception(exc)
+
+    # No executor, because the interpreter waits for its threads when it ends.
+    threading.Thread(target=run, name="tmrl-forming", daemon=True).start()
+    # Errors of the store, which has the same limit, say more than this one.
+    at = time.monotonic() + form_s + SLICE_S
+    asked = False
+    while not wait([formed], SLICE_S).done:
+        if not asked and stopping():
+            asked, at = True, time.monotonic() + STOP_S
+        if time.monotonic() >= at:
+            raise StoppedWhileFormingError if asked else TimeoutError("not all of them have come")
+    return formed.result()
 
 
 def ended(work: dist.Work, limit: datetime.timedelta) -> bool:
@@ -267,13 +328,14 @@ class Heartbeats:
 
 
 @contextlib.contextmanager
-def joined(place: Place, backend: str = "gloo") -> Iterator[ProcessGroup]:
+def joined(place: Place, backend: str = "gloo", stopping: Callable[[], bool] = lambda: False) -> Iterator[ProcessGroup]:
     """Form the group, and let this thread train in it, within a `with` block.
 
     Raises:
         RankLostError: the ranks did not find each other in time.
+        StoppedWhileFormingError: this process was asked to end before they did.
     """
-    group = ProcessGroup(place, backend)
+    group = ProcessGroup(place, backend, stopping=stopping)
     token = RANK_GROUP.set(group)
     try:
         yield group
@@ -285,10 +347,10 @@ def joined(place: Place, backend: str = "gloo") -> Iterator[ProcessGroup]:
         RANK_GROUP.reset(token)
 
 
-def _leave() -> None:
+def _leave(status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(status)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

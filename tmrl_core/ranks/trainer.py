@@ -43,7 +43,7 @@ from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings
 from tmrl_core.ranks.interface import RankInterface
 from tmrl_core.ranks.place import Place
-from tmrl_core.ranks.process_group import joined
+from tmrl_core.ranks.process_group import StoppedWhileFormingError, joined
 from tmrl_core.ranks.resharding import Seen, plan_of
 from tmrl_core.ranks.shares import share_of
 from tmrl_core.roles.trainer import Trainer
@@ -98,23 +98,30 @@ class RankTrainer(Trainer):
         return self._group
 
     def _run(self, wandb: WandbSettings | None) -> None:
-        place = self._place
         # NCCL is untried.
         cuda = (self._config.trainer.device or "cpu").startswith("cuda")
-        with joined(place, "cpu:gloo,cuda:nccl" if cuda else "gloo") as self._group:
-            logger.info(
-                "rank %d of %d, with the Server %s port %d",
-                place.rank,
-                place.size,
-                self._config.server.host,
-                self._config.server.tcp_port,
-            )
-            if place.rank == 0:
-                self._run_id()
-            self._agree_on_checkpoint()
-            super()._run(wandb)
-            # Rank 0 may hold the store that the others still need.
-            self._group.exchange(b"")
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        try:
+            with joined(self._place, backend, lambda: self._linked.stopping) as self._group:
+                self._run_as_rank(wandb)
+        except StoppedWhileFormingError:
+            logger.info("end: stopped on request, before all ranks had started")
+
+    def _run_as_rank(self, wandb: WandbSettings | None) -> None:
+        place = self._place
+        logger.info(
+            "rank %d of %d, with the Server %s port %d",
+            place.rank,
+            place.size,
+            self._config.server.host,
+            self._config.server.tcp_port,
+        )
+        if place.rank == 0:
+            self._run_id()
+        self._agree_on_checkpoint()
+        super()._run(wandb)
+        # Rank 0 may hold the store that the others still need.
+        self._ranks.exchange(b"")
 
     # --- one state for all --------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ A process id would not be enough: the file remains after a crash, and another pr
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import stat
@@ -60,18 +59,17 @@ class PortRecord:
         """Withdraw the record; further calls do nothing."""
         if self._descriptor >= 0:
             # The file is never removed: two processes could otherwise lock two files of one name.
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)  # which releases the lock
             self._descriptor = -1
 
 
-def recorded_port(path: Path, *, private: bool = False) -> int | None:
+def recorded_port(path: Path, *, private: bool = False, ended: bool = False) -> int | None:
     """Return the port that a process on this machine records there; None: there is none.
 
     Args:
         path: the file.
         private: True: a file that other users may read or write does not count.
+        ended: True: return the port of the last process that recorded one, if that process has ended.
     """
     try:
         # Opened first, so that the checked file is the one that is read.
@@ -83,7 +81,7 @@ def recorded_port(path: Path, *, private: bool = False) -> int | None:
         # On Windows the folder's access rights protect the file; mode bits have no meaning there.
         if private and sys.platform != "win32" and (about.st_uid != os.getuid() or about.st_mode & 0o077):
             return None
-        if not stat.S_ISREG(about.st_mode) or not is_locked(descriptor):
+        if not stat.S_ISREG(about.st_mode) or is_locked(descriptor) == ended:
             return None
         os.lseek(descriptor, 0, os.SEEK_SET)
         said = msgspec.json.decode(os.read(descriptor, _MAX_BYTES), type=_Said)
