@@ -16,6 +16,8 @@ REGISTERED_BY = {
     "gym_hil": r"gym_hil/",
     "gym_pusht": r"gym_pusht/",
     "gym_aloha": r"gym_aloha/",
+    "gym_xarm": r"gym_xarm/",
+    "myosuite": r"myo[A-Z]",
     "flappy_bird_gymnasium": r"FlappyBird",
     "PyFlyt.gym_envs": r"PyFlyt/",
 }
