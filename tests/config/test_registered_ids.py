@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from tmrl_core.config import environment_maker
 from tmrl_core.config.registered_ids import prefix_hint
+from tmrl_core.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,11 @@ def test_the_hint_names_the_module_that_registers_an_id(id_: str, written: str) 
     assert f"rite id: {written}, which imports" in prefix_hint(id_)
 
 
-@pytest.mark.parametrize("id_", ["ale_py:ALE/Pong-v5", None])
-def test_an_id_with_a_module_needs_no_hint(id_: object) -> None:
-    assert prefix_hint(id_) == ""
+def test_an_id_that_its_module_does_not_register_needs_a_call() -> None:
+    make = environment_maker("tmrl_core.envs:GenericGymEnv", {"id": "json:MinAtar/Breakout-v1"})
+    with pytest.raises(ConfigError, match=r"Importing json does not register it.* such as register_envs"):
+        make()
+
+
+def test_another_id_needs_no_hint() -> None:
+    assert prefix_hint(None) == ""

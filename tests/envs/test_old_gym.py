@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -28,7 +28,7 @@ class Corridor:
     def __init__(self, config: dict[str, Any]) -> None:
         self.end, self.limit = config["corridor_length"], config.get("limit", 99)
         self.action_space = OfGym("Discrete", n=2)
-        self.observation_space = OfGym("Box", low=np.zeros(1), high=np.full(1, self.end), dtype=np.dtype(np.float32))
+        self.observation_space = OfGym("Box", low=np.zeros(1), high=np.full(1, self.end), shape=(1,), dtype=np.float32)
         self.seeds: list[Any] = []
 
     def seed(self, seed: int | None = None) -> list[Any]:
@@ -101,7 +101,22 @@ def test_the_mode_of_rendering_is_passed_on() -> None:
     assert env.render() == "rgb_array: 0"
 
 
-BOX = OfGym("Box", low=np.array([-1.0, 0.0]), high=np.array([1.0, 9.0]), dtype=np.dtype(np.float64))
+BOX = OfGym("Box", low=np.array([-1.0, 0.0]), high=np.array([1.0, 9.0]), shape=(2,), dtype=np.dtype(np.float64))
+
+
+class BoxSpace(NamedTuple):
+    """Crafter's space where gym is not installed."""
+
+    low: int
+    high: int
+    shape: tuple[Any, ...]
+    dtype: Any
+
+
+class DiscreteSpace(NamedTuple):
+    """Likewise."""
+
+    n: int
 
 
 @pytest.mark.parametrize(
@@ -111,6 +126,8 @@ BOX = OfGym("Box", low=np.array([-1.0, 0.0]), high=np.array([1.0, 9.0]), dtype=n
         (OfGym("Discrete", n=3), spaces.Discrete(3)),
         (OfGym("Discrete", n=3, start=-1), spaces.Discrete(3, start=-1)),
         (BOX, spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 9.0]), dtype=np.float64)),
+        (BoxSpace(0, 255, (np.int64(64), np.int64(64), 3), np.uint8), spaces.Box(0, 255, (64, 64, 3), np.uint8)),
+        (DiscreteSpace(17), spaces.Discrete(17)),
         (OfGym("MultiDiscrete", nvec=np.array([2, 3])), spaces.MultiDiscrete([2, 3])),
         (OfGym("MultiBinary", n=4), spaces.MultiBinary(4)),
         (OfGym("Tuple", spaces=(OfGym("Discrete", n=2),)), spaces.Tuple([spaces.Discrete(2)])),

@@ -16,6 +16,8 @@ REGISTERED_BY = {
     "gym_hil": r"gym_hil/",
     "gym_pusht": r"gym_pusht/",
     "gym_aloha": r"gym_aloha/",
+    "gym_xarm": r"gym_xarm/",
+    "myosuite": r"myo[A-Z]",
     "flappy_bird_gymnasium": r"FlappyBird",
     "PyFlyt.gym_envs": r"PyFlyt/",
 }
@@ -23,9 +25,15 @@ REGISTERED_BY = {
 
 
 def prefix_hint(id_: object) -> str:
-    """Return the way to write an id that another package registers."""
-    if not isinstance(id_, str) or ":" in id_:
+    """Return the way to write an id that another package registers, or what to do if importing it registers nothing."""
+    if not isinstance(id_, str):
         return ""
+    if ":" in id_:
+        module = id_.partition(":")[0]
+        return (
+            f" Importing {module} does not register it. Some packages want a call, such as register_envs(): make it in "
+            "a module of your own, in a function that returns the environment, and name that in environment.cls."
+        )
     for module, ids in REGISTERED_BY.items():
         if re.match(ids, id_):
             return f" Write id: {module}:{id_}, which imports the package that registers it."

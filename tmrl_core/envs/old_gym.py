@@ -4,7 +4,8 @@
 #
 # For: environments that were written for Gym before its version 0.26, of which there are many, and for those of the
 # package gym itself. Nothing else of this package knows that interface. gym is not imported: its spaces are recognized
-# by the names of their classes, since an environment may come with a gym of any version, or with a copy of it.
+# by the names of their classes, since an environment may come with a gym of any version, or with a copy of it: Crafter,
+# without gym, has named tuples called BoxSpace and DiscreteSpace, whose bounds are single numbers.
 #
 # Differences, and what becomes of them:
 #
@@ -41,6 +42,11 @@ class _Seeded(Protocol):
 class _Closed(Protocol):
     def close(self) -> Any:
         """Close the environment."""
+
+
+@runtime_checkable
+class _Started(Protocol):
+    start: Any
 
 
 class OldGym(gymnasium.Env[Any, Any]):
@@ -121,13 +127,14 @@ def as_space(space: Any) -> spaces.Space[Any]:
     """
     if isinstance(space, spaces.Space):
         return space
-    kind = type(space).__name__
+    kind = type(space).__name__.removesuffix("Space")
     if kind == "Box":
         dtype = np.dtype(space.dtype)
-        return spaces.Box(np.asarray(space.low, dtype), np.asarray(space.high, dtype), dtype=dtype.type)
+        low, high = (np.broadcast_to(np.asarray(bound, dtype), space.shape) for bound in (space.low, space.high))
+        return spaces.Box(low, high, dtype=dtype.type)
     if kind == "Discrete":
         # Gym had no `start` before 0.22.
-        return spaces.Discrete(int(space.n), start=int(vars(space).get("start", 0)))
+        return spaces.Discrete(int(space.n), start=int(space.start) if isinstance(space, _Started) else 0)
     if kind == "MultiDiscrete":
         return spaces.MultiDiscrete(np.asarray(space.nvec))
     if kind == "MultiBinary":

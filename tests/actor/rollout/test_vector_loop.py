@@ -333,6 +333,12 @@ def test_what_cannot_be_stepped_together_is_refused(make: Any, actor: Any, messa
         compose(make, actor, rows=2)
 
 
+def test_an_environment_that_allows_no_other_in_its_process_is_named() -> None:
+    emulators = iter([Told(0)])  # an iterator that ends is an emulator that is taken
+    with pytest.raises(EnvironmentFailedError, match=r"worker\.envs: found 2; the first .* start more workers"):
+        compose(lambda: next(emulators), Echo, rows=2)
+
+
 def test_a_users_vector_environment_has_to_say_its_mode_and_limits() -> None:
     def silent() -> Any:
         env = SyncVectorEnv([lambda: Told(0)] * 2)

@@ -54,6 +54,7 @@ from tmrl_core.actor.rollout.pictures import Frame, NoPictureError, picture_in, 
 from tmrl_core.actor.rollout.polling import next_slice
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
+from tmrl_core.actor.rollout.same_start import SameStart
 from tmrl_core.actor.rollout.step_checks import unpacking_hint
 from tmrl_core.actor.rollout.takeover import Takeover
 from tmrl_core.blas_threads import one_blas_thread
@@ -136,6 +137,7 @@ class EnvironmentLoop(Collector):
         self.takeover: Takeover | None = None
         self._obs: Any = None
         self._seeds = np.random.default_rng(seed)
+        self._same_start = SameStart()
         self._rest_logged = False
         self._unsent_logged = self._shows_unsent = False
         self._logged_at = -math.inf
@@ -161,6 +163,8 @@ class EnvironmentLoop(Collector):
         if self.lateness is not None and self.environment.time_step is not None:
             self.lateness.begin(time.perf_counter(), *self.environment.time_step)
         self.next_seed = None
+        if seed is not None:
+            self._same_start.note(seed, obs)
         if self.obs_preprocessor is not None:
             obs = self.obs_preprocessor(obs)
         self.runner.reset()

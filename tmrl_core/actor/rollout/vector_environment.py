@@ -45,7 +45,7 @@ from tmrl_core.actor.rollout.lateness import Timed
 from tmrl_core.actor.rollout.step_checks import BadValue, failure
 from tmrl_core.config.environment_contract import as_environment
 from tmrl_core.envs.identity import unwrapped
-from tmrl_core.errors import ConfigError
+from tmrl_core.errors import ConfigError, EnvironmentFailedError
 from tmrl_core.long_calls import watched
 from tmrl_core.samples.columns import map_leaves
 from tmrl_core.signal_handlers import take_back
@@ -253,7 +253,18 @@ class VectorEnvironment(CheckedEnvironment):
                 "workers (--workers)"
             )
         self.by_row, self._one, self._mode = True, first, AutoresetMode.NEXT_STEP
-        return _Stepper([lambda: first, *[self._make] * (self.rows - 1)], self._limit)
+        return _Stepper([lambda: first, *[self._made_beside] * (self.rows - 1)], self._limit)
+
+    def _made_beside(self) -> Any:
+        # Emulators often allow one in a process, and say something else than that.
+        try:
+            return self._make()
+        except Exception as exc:
+            raise EnvironmentFailedError(
+                f"worker.envs: found {self.rows}; the first environment was made, and another beside it, in the same "
+                f"process, was not: {exc}. If there can be only one, set worker.envs: 1, and start more workers "
+                "(--workers)"
+            ) from exc
 
     @property
     def one(self) -> Any:
