@@ -633,3 +633,14 @@ def test_numbers_beyond_the_range_of_counters_are_refused(key: str, digits: int)
 def test_recorded_sessions_contradict_other_settings(values: dict[str, Any], found: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(found)):
         from_values(values)
+
+
+def test_a_round_of_episodes_needs_no_null_for_the_steps() -> None:
+    lockstep = from_values({"trainer": {"lockstep": {"episodes_per_round": 4}}}).trainer.lockstep
+    assert (lockstep.steps_per_round, lockstep.episodes_per_round) == (None, 4)
+    assert (
+        from_values(plain(from_values({"trainer": {"lockstep": {"episodes_per_round": 4}}}))).trainer.lockstep
+        == lockstep
+    )
+    lockstep = load(None, ["trainer.lockstep.episodes_per_round=4"], {}).trainer.lockstep
+    assert lockstep.steps_per_round is None
