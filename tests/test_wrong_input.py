@@ -117,6 +117,8 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["--worker", "-c", "broken.yaml"], 2, "broken.yaml: line 2, column 1: invalid YAML"),
     (["--worker", "-c", "broken.json"], 2, "broken.json: line 1, column 23: invalid JSON"),
     (["--worker", "-c", "tabs.yaml"], 2, "tabs.yaml: line 2, column 1: invalid YAML: found character '\\t'"),
+    (["--worker", "-c", "tabs.yaml"], 2, "indent with spaces, not with tabs"),
+    (["--local", "my.yaml"], 2, "my.yaml: no such option; did you mean -c my.yaml?"),
     (["--worker", "-c", "twice.yaml"], 2, "the key 'server' appears twice; keep one of them"),
     (["--worker", "-c", "binary.yaml"], 2, "binary.yaml: is not UTF-8 text"),
     (["--worker", "-c", "tag.yaml"], 2, "tag.yaml: line 1, column 9: invalid YAML"),

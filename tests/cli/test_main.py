@@ -18,12 +18,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import gymnasium
 import jsonschema
 import pytest
 
 from tests.command_line import Run, in_this_process, started
 from tests.waiting import until
 from tmrl_core import __version__
+from tmrl_core.actor import NumpySquashedGaussianMLPActor
 from tmrl_core.cli import main as cli
 from tmrl_core.cli.options import check_options
 from tmrl_core.config.documents import read_document
@@ -244,6 +246,16 @@ def test_a_test_without_a_saved_policy_names_the_next_step(run: Run) -> None:
     assert done.returncode == 2
     assert "has no saved policy" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_policy_beside_a_copied_configuration_of_a_run_is_played(run: Run, tmp_path: Path) -> None:
+    env = gymnasium.make("Pendulum-v1")
+    (tmp_path / "moved").mkdir()
+    NumpySquashedGaussianMLPActor(env.observation_space, env.action_space).save(tmp_path / "moved" / "policy.tmod")
+    (tmp_path / "moved" / "config.yaml").write_text("{}\n", encoding="utf-8")
+    done = run("--test", "-c", "moved/config.yaml", "--episodes", "1")
+    assert done.returncode == 0, done.stderr
+    assert f"loaded from {tmp_path / 'moved' / 'policy.tmod'}" in done.stderr
 
 
 def test_a_video_is_a_file_of_a_known_kind_or_a_folder(run: Run) -> None:

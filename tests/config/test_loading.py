@@ -60,7 +60,13 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"worker": {"crc_debug": "no"}}, ["worker.crc_debug", "the text 'no'", "true or false"]),
         ({"worker": {"max_env_steps_per_update": 0}}, ["max_env_steps_per_update", "a number above 0 or null"]),
         ({"network": {"security": "SSL"}}, ["network.security", "'SSL'", "TLS or null"]),
-        ({"environment": {"cls": "gymnasium.make"}}, ["environment.cls", "a reference `package.module:Name`"]),
+        (
+            {"environment": {"cls": "gymnasium.make"}},
+            ["environment.cls", "a reference `package.module:Name`. Did you mean gymnasium:make?"],
+        ),
+        ({"environment": {"cls": "ALE/Pong-v5"}}, ["tmrl_core.envs:GenericGymEnv, kwargs: {id: ALE/Pong-v5}."]),
+        ({"agent": {"cls": "DQNAgent"}}, ["If it is one of this package: tmrl_core.training:DQNAgent."]),
+        ({"actor": {"cls": "QValueMLPActor"}}, ["If it is one of this package: tmrl_core.actor:QValueMLPActor."]),
         ({"environment": {"kwargs": [1]}}, ["environment.kwargs", "found a list", "allowed: a mapping"]),
         ({"run": {"tags": "one"}}, ["run.tags", "found the text 'one'", "allowed: a list"]),
         (
@@ -627,3 +633,14 @@ def test_numbers_beyond_the_range_of_counters_are_refused(key: str, digits: int)
 def test_recorded_sessions_contradict_other_settings(values: dict[str, Any], found: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(found)):
         from_values(values)
+
+
+def test_a_round_of_episodes_needs_no_null_for_the_steps() -> None:
+    lockstep = from_values({"trainer": {"lockstep": {"episodes_per_round": 4}}}).trainer.lockstep
+    assert (lockstep.steps_per_round, lockstep.episodes_per_round) == (None, 4)
+    assert (
+        from_values(plain(from_values({"trainer": {"lockstep": {"episodes_per_round": 4}}}))).trainer.lockstep
+        == lockstep
+    )
+    lockstep = load(None, ["trainer.lockstep.episodes_per_round=4"], {}).trainer.lockstep
+    assert lockstep.steps_per_round is None

@@ -18,7 +18,7 @@ def values(**sections: Any) -> dict[str, Any]:
     return {
         "environment": {"cls": "ports:Ports", "kwargs": {}},
         "worker": {"collection": "lockstep"},
-        "trainer": {"lockstep": {"steps_per_round": None, "episodes_per_round": 2}},
+        "trainer": {"lockstep": {"episodes_per_round": 2}},
         "multiagent": {
             "agents": {"north": "shared", "south": "shared"},
             "policies": {"shared": {"algorithm": "ports:make"}},
@@ -96,7 +96,7 @@ def test_names_that_do_not_exist_are_refused(changes: dict[str, Any], words: lis
     ("section", "changes", "words"),
     [
         ("worker", {"collection": "asynchronous"}, ["worker.collection: found asynchronous", "write lockstep"]),
-        ("trainer", {}, ["trainer.lockstep", "steps_per_round: null", "episodes_per_round: 2"]),
+        ("trainer", {}, ["trainer.lockstep", "write, for example, episodes_per_round: 2"]),
         (
             "trainer",
             {

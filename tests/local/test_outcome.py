@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tmrl_core.config import from_values
+from tmrl_core.config.sections import WorkerSection
 from tmrl_core.local.outcome import Outcome, files, python_here, what_next
 from tmrl_core.metrics import MetricRecord
 from tmrl_core.metrics import record as made
@@ -53,6 +54,16 @@ def test_the_reason_names_missing_samples() -> None:
     assert started(None).sentence().startswith("Done: no evaluation was finished")
     sentence = started(None, evaluates=False).sentence()
     assert sentence.startswith("Done: the policy was not evaluated (trainer.evaluation.every_updates is 0)")
+
+
+def test_simulators_that_starve_the_trainer_are_named_with_the_key_that_makes_them_wait() -> None:
+    outcome = Outcome(None)
+    outcome.take([record("round", step=400, samples_received=757_896)])
+    assert "1,894 steps for each update. worker.max_env_steps_per_update: 1" in outcome.advice(WorkerSection())
+    assert outcome.advice(WorkerSection(max_env_steps_per_update=2.0)) == ""
+    assert outcome.advice(WorkerSection(collection="lockstep")) == ""
+    outcome.take([record("round", step=40_000)])
+    assert outcome.advice(WorkerSection()) == ""
 
 
 def test_a_finished_run_names_the_way_to_continue() -> None:

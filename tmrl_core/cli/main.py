@@ -154,6 +154,8 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
         wrong = unknown[0]
         known = sorted(set(re.findall(r"--[a-z][a-z-]+", made.format_usage())))
         matches = difflib.get_close_matches(wrong if wrong.startswith("-") else f"--{wrong}", known, n=2, cutoff=0.7)
+        if Path(wrong).suffix in (".yaml", ".yml", ".json"):
+            matches = [f"-c {wrong}"]
         hint = f"did you mean {' or '.join(matches)}?" if matches else "see --help"
         made.error(f"{wrong}: no such option; {hint}")
     # Such an option is a role by itself, and with `--local` it adds one: a flag for argparse, the role only here.
@@ -618,7 +620,7 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
     one_thread()
     episodes = options.episodes or 10
     if (kind := kind_of_run(config)) is not None:
-        return test_kind(kind, config, episodes, shutdown)
+        return test_kind(kind, config, roles.saved_policy(config, config_file(options)), episodes, shutdown)
     video = config.absolute(expanded(options.video)) if options.video else None
     if video is not None:
         if video.suffix not in ("", *SUFFIXES):
@@ -627,7 +629,7 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
     made = roles.make_worker(
         config,
         standalone=True,
-        model_path=roles.saved_policy(config),
+        model_path=roles.saved_policy(config, config_file(options)),
         render_mode="rgb_array" if video is not None else "human" if options.render else None,
     )
 
@@ -651,11 +653,9 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
     return 0
 
 
-def test_kind(kind: RoomSection, config: Config, episodes: int, shutdown: ShutdownSignal) -> int:
+def test_kind(kind: RoomSection, config: Config, policy: Path, episodes: int, shutdown: ShutdownSignal) -> int:
     """`--test` of a run of another kind: print the score of each episode and their mean."""
-    from tmrl_core.roles import from_config as roles
-
-    with parts_of(kind).make_worker(config, standalone=True, model_path=roles.saved_policy(config)) as made:
+    with parts_of(kind).make_worker(config, standalone=True, model_path=policy) as made:
         shutdown.calls(made.stop)
 
         def one(index: int) -> tuple[float, int] | None:

@@ -143,7 +143,9 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = exc.problem_mark or exc.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         context = f" ({exc.context})" if exc.context else ""
-        raise ConfigError(f"{source}: {where}invalid YAML: {exc.problem}{context}") from exc
+        # YAML allows no tabs there, and PyYAML's text does not say what to do.
+        advice = "; indent with spaces, not with tabs" if "'\\t'" in str(exc.problem) else ""
+        raise ConfigError(f"{source}: {where}invalid YAML: {exc.problem}{context}{advice}") from exc
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
         raise ConfigError(f"{source}: invalid YAML: {exc}") from exc
     finally:

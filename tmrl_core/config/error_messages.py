@@ -26,6 +26,9 @@ SECRET_ADVICE = (
 type_info = functools.cache(inspect.type_info)
 """Return msgspec's description of a type; cached, because it takes milliseconds."""
 
+_ID = re.compile(r"[\w/]+-v\d+")
+"""An id of Gymnasium without the module that registers it."""
+
 _PATH = re.compile(r" - at (?:the key in )?`\$(.*)`$")
 
 
@@ -70,10 +73,23 @@ def explain(error: msgspec.ValidationError, values: Mapping[str, Any], source: s
         return f"{source}: {path}: {SECRET_ADVICE}"
     hint = ""
     if isinstance(found, str):
-        hint = near(found, [str(value) for value in literal_values(kind)])
+        hint = near(found, [str(value) for value in literal_values(kind)]) or reference_hint(found, kind, path)
     elif isinstance(found, bool | int | float) and inspect.StrType in inner_types(kind):
         hint = " If the text is meant, write it in quotes."
     return f"{source}: {path}: found {shown(found)}, allowed: {allowed(kind)}.{hint}"
+
+
+def reference_hint(found: str, kind: inspect.Type, path: str) -> str:
+    """Return what to write where a reference is allowed and the text is none; an empty text if it is not known."""
+    if "a reference" not in allowed(kind) or ":" in found:
+        return ""
+    if path.startswith("environment.") and _ID.fullmatch(found):
+        return f" For an id of Gymnasium: cls: tmrl_core.envs:GenericGymEnv, kwargs: {{id: {found}}}."
+    module, _, name = found.rpartition(".")
+    if module and name.isidentifier():
+        return f" Did you mean {module}:{name}?"
+    package = {"agent.cls": "training", "memory.cls": "training", "trainer.loop": "training", "actor.cls": "actor"}
+    return f" If it is one of this package: tmrl_core.{package[path]}:{found}." if path in package else ""
 
 
 def inner_types(kind: inspect.Type | None) -> set[type]:

@@ -257,7 +257,7 @@ def convert(values: Mapping[str, Any], source: str) -> Config:
     Raises:
         ConfigError: a key is unknown, or a value has the wrong type or is out of range.
     """
-    values = own_kwargs(values)
+    values = one_amount(own_kwargs(values))
     with _CONVERTING:
         # The description of all keys, which a value such as 1e6 or an error needs, takes 20 ms of a role's start.
         with contextlib.suppress(msgspec.ValidationError):
@@ -278,6 +278,17 @@ def own_kwargs(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if environment.get("cls", BUILT_IN.cls) == BUILT_IN.cls:
         return values
     return {**values, "environment": {**environment, "kwargs": {}}}
+
+
+def one_amount(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `values` without the default amount of a lockstep round in steps if they name one in episodes."""
+    trainer = values.get("trainer")
+    lockstep = trainer.get("lockstep") if isinstance(trainer, Mapping) else None
+    if not isinstance(trainer, Mapping) or not isinstance(lockstep, Mapping):
+        return values
+    if lockstep.get("episodes_per_round") is None or "steps_per_round" in lockstep:
+        return values
+    return {**values, "trainer": {**trainer, "lockstep": {**lockstep, "steps_per_round": None}}}
 
 
 def whole_numbers(values: Any, kind: Any) -> Any:

@@ -93,7 +93,7 @@ def resolve(reference: str, key: str = "") -> Any:
             raise
         logger.debug("the import of %s failed", module_name, exc_info=True)
         raise ConfigError(
-            f"{label}: {_place(exc)}{type(exc).__name__}: {_few_lines(exc)}. The module {module_name} cannot be "
+            f"{label}: {place_of(exc)}{type(exc).__name__}: {_few_lines(exc)}. The module {module_name} cannot be "
             "imported (--log-level debug shows the traceback)."
         ) from exc
     # Step by step, so that the message names the part that is missing.
@@ -302,7 +302,7 @@ def named_failures(label: str) -> Iterator[None]:
         raise ConfigError(
             f"environment.kwargs.id: {_few_lines(exc)}"
             if explained
-            else f"{label}: {_place(exc)}{_few_lines(exc)}{_install_hint(exc)}"
+            else f"{label}: {place_of(exc)}{_few_lines(exc)}{_install_hint(exc)}"
         ) from exc
     except Exception as exc:
         text = str(exc)
@@ -312,7 +312,7 @@ def named_failures(label: str) -> Iterator[None]:
             raise ConfigError(f"environment.kwargs: {exc}") from exc
         logger.debug("%s failed", label, exc_info=True)
         raise EnvironmentFailedError(
-            f"{label}: {_place(exc)}{type(exc).__name__}: {_few_lines(exc)}. The environment cannot be used "
+            f"{label}: {place_of(exc)}{type(exc).__name__}: {_few_lines(exc)}. The environment cannot be used "
             "(--log-level debug shows the traceback)."
         ) from exc
 
@@ -323,7 +323,7 @@ def _few_lines(exc: Exception) -> str:
     return "\n".join([*lines[:4], *(["..."] if len(lines) > 4 else [])])
 
 
-def _place(exc: Exception) -> str:
+def place_of(exc: Exception) -> str:
     """Return the file and line where the user's code raised an exception or called what raised it, as a prefix."""
     package = str(Path(__file__).parents[1])
     frames = [

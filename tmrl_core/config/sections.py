@@ -470,7 +470,7 @@ class LockstepSection(Section, frozen=True, kw_only=True):
     steps_per_round: Positive | None = 4000
     """Environment steps (without resets) per policy version. null: `episodes_per_round` applies."""
     episodes_per_round: Positive | None = None
-    """Whole episodes per round, instead of steps. null: steps."""
+    """Whole episodes per round, instead of steps, which it sets to null if they are left out. null: steps."""
     grace_s: PositiveSeconds = 30.0
     """Seconds after which the other workers take over a worker's part of a round: when the worker has left, is silent,
     or is not done this long after the first worker."""

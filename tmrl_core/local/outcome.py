@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tmrl_core.config import Config
+from tmrl_core.config.sections import WorkerSection
 from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.records import MetricRecord
@@ -21,6 +22,8 @@ FINISHED_BEFORE = (
     "another run.name."
 )
 NO_EVALUATION = "the policy was not evaluated (trainer.evaluation.every_updates is 0)"
+MANY_STEPS_PER_UPDATE = 100
+"""More than any robot or game at a rate makes beside a trainer."""
 
 
 class Outcome:
@@ -89,6 +92,17 @@ class Outcome:
         if self.samples == 0:
             return f"Not learned: no sample reached the trainer in {duration_text(self.elapsed_s)}."
         return f"Not learned: {evaluated}, the target is {target}; {effort}."
+
+    def advice(self, worker: WorkerSection) -> str:
+        """Return how to give the processor to a trainer that simulators have starved of it; else an empty text."""
+        steps = self.samples // max(self.updates, 1)
+        waits = worker.collection != "asynchronous" or worker.max_env_steps_per_update is not None
+        if waits or not self.updates or steps < MANY_STEPS_PER_UPDATE:
+            return ""
+        return (
+            f"The workers made {steps:,} steps for each update. worker.max_env_steps_per_update: 1 lets simulators on "
+            "the trainer's machine wait for it, and it learns faster."
+        )
 
 
 def draw_curve(config: Config) -> str:

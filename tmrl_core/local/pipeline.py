@@ -175,6 +175,8 @@ def tell(config: Config, view: View, shutdown: ShutdownSignal, *, quickstart: bo
         say(ended(config, new))
         return 0
     say(outcome.sentence())
+    if advice := outcome.advice(config.worker):
+        say(advice)
     return 0 if outcome.learned else 1
 
 

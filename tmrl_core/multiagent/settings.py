@@ -234,8 +234,8 @@ def _problems(many: MultiAgentSection, config: Config) -> Iterator[str]:
         )
     elif trainer.lockstep.episodes_per_round is None or trainer.lockstep.steps_per_round is not None:
         yield (
-            "trainer.lockstep: many agents (the section multiagent) are collected in whole episodes; write "
-            "steps_per_round: null and, for example, episodes_per_round: 2"
+            "trainer.lockstep: many agents (the section multiagent) are collected in whole episodes; write, "
+            "for example, episodes_per_round: 2"
         )
     if loop_of(trainer.loop) == "TrainingLockstep":
         yield f"trainer.loop: {trainer.loop} trains one agent, and multiagent has a loop of its own; leave it out"

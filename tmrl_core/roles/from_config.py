@@ -163,18 +163,26 @@ def environment_of(
     return wrapped
 
 
-def saved_policy(config: Config) -> Path:
-    """Load the run's saved policy: the trainer's or the worker's copy, whichever is newer.
+def saved_policy(config: Config, file: Path | None = None) -> Path:
+    """Return the run's saved policy: the trainer's or the worker's copy, whichever is newer.
+
+    Args:
+        config: the configuration.
+        file: its file. If the run's folder has no policy, one beside this file is taken: a run's folder may have been
+            copied elsewhere, with its `config.yaml` in it.
 
     Raises:
         ConfigError: there is no saved policy.
     """
     places = [config.trainer_model_path, config.worker_model_path]
     found = [path for path in places if path.is_file()]
+    if not found and file is not None:
+        found = [path for path in [file.absolute().parent / "policy.tmod"] if path.is_file()]
     if not found:
         raise ConfigError(
             f"run {config.run.name!r} has no saved policy: neither {places[0]} nor {places[1]} is there. Train it "
-            "first, run this in the folder where it was trained, or set trainer.model_path or run.name."
+            "first, run this in the folder where it was trained, name the config.yaml in a run's folder (-c), or set "
+            "trainer.model_path or run.name."
         )
     return max(found, key=lambda path: path.stat().st_mtime)
 

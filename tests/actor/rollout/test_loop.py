@@ -601,6 +601,16 @@ def test_the_error_shows_the_invalid_result_and_the_expected_form(counting_env: 
         make(env, constant_actor, max_failures=0).collect_train_episode()
 
 
+def test_the_error_of_an_environment_names_the_line_of_its_code(counting_env: Any, constant_actor: Any) -> None:
+    class Broken(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            raise KeyError("arm")
+
+    line = Broken.step.__code__.co_firstlineno + 1
+    with pytest.raises(EnvironmentFailedError, match=rf"failure: \S*test_loop\.py, line {line}: KeyError: 'arm'\."):
+        make(Broken(counting_env()), constant_actor, max_failures=0).collect_train_episode()
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_the_error_for_an_old_gym_step_shows_the_new_form(
     wrapped: bool, counting_env: Any, constant_actor: Any

@@ -49,6 +49,7 @@ from tmrl_core.actor.rollout.lateness import Timed
 from tmrl_core.actor.rollout.real_time import ActsAtReset, RealTimeEnv, accept_action, keep_sent_action
 from tmrl_core.actor.rollout.step_checks import StepCheck, copy_action, failure, reset_problem, unpacking_hint
 from tmrl_core.config.environment_contract import Batch, as_environment
+from tmrl_core.config.references import place_of
 from tmrl_core.envs.identity import unwrapped
 from tmrl_core.envs.json_spaces import observation_reader
 from tmrl_core.errors import ConfigError, ContractError, EnvironmentFailedError, ObservationError
@@ -318,7 +319,7 @@ def report_failure(
         most: `worker.max_failures`.
         dropped: what is lost.
         cause: the failure.
-        show: True: log the user's traceback, once and not at every attempt.
+        show: True: the user's code raised it; log the traceback, once and not at every attempt.
 
     Raises:
         EnvironmentFailedError: there were too many consecutive failures.
@@ -326,8 +327,8 @@ def report_failure(
     if in_a_row > most:
         raise EnvironmentFailedError(
             f"the environment failed {in_a_row} times in a row, worker.max_failures is {most}. The last failure: "
-            f"{failure}. Nothing can be learned from it: {advice}, or raise worker.max_failures where it recovers by "
-            "itself."
+            f"{place_of(cause) if show else ''}{failure}. Nothing can be learned from it: {advice}, or raise "
+            "worker.max_failures where it recovers by itself."
         ) from cause
     logger.error(
         "the environment failed (%d in a row, at most %d): %s; %s, a fresh reset follows",
