@@ -123,7 +123,7 @@ def join_49(place: Place) -> None:
 def test_many_workers_hear_of_each_round_seldom(place: Place, lacks: str) -> None:
     join_49(place)
     trainer = place.trainer()
-    heard = []
+    heard: list[Progress] = []
     for number in range(111):
         place.report(trainer[0], Progress(samples=number, lack=lacks * (number % 2)))
         place.run(number / 100)
