@@ -39,6 +39,7 @@ environment:
 
 Lines that begin with *Measured* come from the bare environment alone: the same actions after `reset(seed=1)`, again in
 the same object, and in a fresh one; after `reset(seed=2)`; and arrays that a step changes afterwards.
+A worker warns when an evaluation begins elsewhere than an earlier one with its seed.
 
 An environment that is played and recorded can still have a space that no algorithm takes: see
 [choosing.md](choosing.md#by-action-space). `python -m tmrl_core --doctor` names the installed versions, and the

@@ -120,7 +120,7 @@ def bare(environment: Mapping[str, Any]) -> Any:
     """Make the environment without the product."""
     kwargs = dict(environment.get("kwargs") or {})
     module, _, name = environment["cls"].partition(":")
-    if module != "tmrl_core.envs":
+    if module != "tmrl_core.envs" or name == "OldGym":
         return getattr(import_module(module), name)(**kwargs)
     import gymnasium
 

@@ -49,7 +49,7 @@ def vector() -> Any:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (vector, "vector environment, a batch of 2 environments"),
+        (vector, r"vector environment, a batch of 2 environments\. Workers .* worker\.envs: 2\. Else make it"),
         (lambda: Robot(num_envs=16), "vector environment, a batch of 16 environments"),
         (Pool, r"its `spec` is a types\.SimpleNamespace, .*EnvPool's environments have their own: they are batches"),
         (lambda: gymnasium.wrappers.TimeLimit(Pool(), 9), "its `spec` is a"),

@@ -91,6 +91,21 @@ def test_a_policy_is_made_for_the_environment() -> None:
             probe_environment(from_values({"environment": {**OWN, "kwargs": {"high": high}}}))
 
 
+def two_lathes() -> Any:
+    return gymnasium.vector.SyncVectorEnv([Lathe, Lathe])
+
+
+def test_a_vector_environment_is_one_of_the_configuration_with_its_number_of_environments() -> None:
+    values = {"environment": {"cls": "tests.roles.test_environment_probe:two_lathes"}, "worker": {"envs": 2}}
+    probe_environment(from_values({**values, "environment": {**values["environment"], "probe": True}}))
+    for envs, words in ((1, r"Workers of a run take it with worker\.envs: 2"), (3, "both must be equal")):
+        with pytest.raises(ConfigError, match=words):
+            probe_environment(from_values({**values, "worker": {"envs": envs}}))
+    for setting in ({"time_limit": 9}, {"drop": ["speed"]}):
+        with pytest.raises(ConfigError, match=r"environment\.\w+: found .*allowed|Allowed"):
+            probe_environment(from_values({**values, "environment": {**values["environment"], **setting}}))
+
+
 def test_the_wrong_actions_are_refused_before_anything_starts() -> None:
     environment = {"cls": "tmrl_core.envs:GenericGymEnv", "kwargs": {"id": "CartPole-v1"}}
     with pytest.raises(

@@ -217,6 +217,16 @@ def test_threads_are_set() -> None:
         torch.set_num_threads(before)
 
 
+def two_pendulums() -> Any:
+    return gymnasium.make_vec("Pendulum-v1", num_envs=2, vectorization_mode="sync")
+
+
+def test_the_spaces_of_a_vector_environment_are_those_of_one() -> None:
+    environment = {"cls": "tests.roles.test_training_object:two_pendulums"}
+    training = training_from_config(config(environment=environment, worker={"envs": 2}, trainer={"device": "cpu"}))()
+    assert training.environment_identity["action_space"] == repr(gymnasium.make("Pendulum-v1").action_space)
+
+
 def test_steps_and_priorities_reach_the_memory_with_the_agent_s_discount() -> None:
     settings = config(
         memory={"n_step": 3, "sampling": "prioritized", "priority": {"alpha": 0.5}},

@@ -52,12 +52,28 @@ def as_environment(made: Any, maker: str) -> Any:
     return made
 
 
+class Row:
+    """One environment of a vector environment, as far as whoever asks for its spaces needs it."""
+
+    def __init__(self, vector: Any) -> None:
+        self.observation_space, self.action_space = vector.single_observation_space, vector.single_action_space
+        self.close = vector.close
+
+
+def one_of(made: Any) -> Any:
+    """Return an environment, or a `Row` of a vector environment."""
+    import gymnasium
+
+    return Row(made) if isinstance(made, gymnasium.vector.VectorEnv) else made
+
+
 def _batch_problem(made: Any) -> str | None:
     import gymnasium
     from gymnasium.envs.registration import EnvSpec
 
-    one = "A worker steps one environment: make it without a vector wrapper, and start more workers (--workers)."
     vector = isinstance(made, gymnasium.vector.VectorEnv)
+    one = f"Workers of a run take it with worker.envs: {made.num_envs}. Else make it" if vector else "Make it"
+    one += " without a vector wrapper, and start more workers (--workers)."
     if vector or (isinstance(made, Batch) and isinstance(made.num_envs, int) and made.num_envs > 1):
         return f"it is a vector environment, a batch of {made.num_envs} environments. {one}"
     spec: object = made.unwrapped.spec if isinstance(made, gymnasium.Env) else None

@@ -244,7 +244,9 @@ def resolve_optional(reference: str | None, key: str = "") -> Any:
     return None if reference is None else resolve(reference, key)
 
 
-def environment_maker(reference: str, kwargs: Mapping[str, Any], drop: Sequence[str] = ()) -> Callable[[], Any]:
+def environment_maker(
+    reference: str, kwargs: Mapping[str, Any], drop: Sequence[str] = (), *, envs: int = 1
+) -> Callable[[], Any]:
     """Return a function that makes the environment.
 
     The function raises ConfigError for an id that Gymnasium does not know, for a package that is missing on this
@@ -254,6 +256,7 @@ def environment_maker(reference: str, kwargs: Mapping[str, Any], drop: Sequence[
         reference: as `package.module:Name`.
         kwargs: its keyword arguments.
         drop: entries of its Dict observation that are left out.
+        envs: `worker.envs`; above 1, the environment may be a vector environment of Gymnasium.
 
     Raises:
         ConfigError: the reference names nothing or does not accept these keyword arguments.
@@ -265,10 +268,13 @@ def environment_maker(reference: str, kwargs: Mapping[str, Any], drop: Sequence[
     @watched("the environment's constructor")
     def make_environment() -> Any:
         from gymnasium import error as errors
+        from gymnasium.vector import VectorEnv
 
         try:
             with named_failures(label):
-                made = as_environment(make(), label)
+                made = make()
+                if envs == 1 or not isinstance(made, VectorEnv):
+                    made = as_environment(made, label)
                 return _without(made, drop) if drop else made
         except (errors.NameNotFound, errors.NamespaceNotFound) as exc:
             raise ConfigError(f"environment.kwargs: {exc}{prefix_hint(kwargs.get('id'))}") from exc

@@ -174,12 +174,12 @@ def _spaces(config: Config, file: Path | None) -> tuple[Any, Any]:
     if recorded is not None:
         with contextlib.suppress(StorageError):
             return read_spaces(recorded)
-    from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
+    from tmrl_core.config.environment_contract import one_of
     from tmrl_core.roles.from_config import environment_of
 
-    environment = CheckedEnvironment(environment_of(config))
+    environment = one_of(environment_of(config)())
     try:
-        return environment.one.observation_space, environment.one.action_space
+        return environment.observation_space, environment.action_space
     finally:
         environment.close()
 

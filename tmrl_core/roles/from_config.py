@@ -148,7 +148,7 @@ def environment_of(
         from tmrl_core.envs.filmed import rendering
 
         kwargs = rendering(reference, kwargs, render_mode, wraps_gymnasium=reference in GYMNASIUM_ENVIRONMENTS)
-    make = environment_maker(reference, kwargs, section.drop)
+    make = environment_maker(reference, kwargs, section.drop, envs=config.worker.envs)
     make = sending_images(make, images or encoder_of(config.worker.images))
 
     def wrapped() -> Any:

@@ -21,6 +21,7 @@ from tmrl_core.config.algorithms import (
     policy_problem,
     stacks_problem,
 )
+from tmrl_core.config.environment_contract import one_of
 from tmrl_core.config.references import check_kwargs
 from tmrl_core.config.room_sections import kind_of_run
 from tmrl_core.envs.sent_images import encoder_of, sending_images
@@ -224,11 +225,11 @@ def _environment(config: Config) -> Any:
     Raises:
         ConfigError: `environment.cls` names nothing, or there are no recorded sessions.
     """
-    environment, images = config.environment, encoder_of(config.worker.images)
+    images = encoder_of(config.worker.images)
     offline = config.offline_path
     key, path = ("trainer.offline", offline) if offline is not None else ("memory.recorded", config.recorded_path)
     if path is None:
-        return sending_images(environment_maker(environment.cls, environment.kwargs, environment.drop), images)
+        return sending_images(_maker(config), images)
     from tmrl_core.sessions.session_files import read_spaces, spaces_problem
 
     try:
@@ -236,7 +237,7 @@ def _environment(config: Config) -> Any:
     except StorageError as exc:
         raise ConfigError(f"{key}: {exc}") from exc
     try:
-        make = sending_images(environment_maker(environment.cls, environment.kwargs, environment.drop), images)
+        make = sending_images(_maker(config), images)
     except ConfigError as exc:
         if offline is None:
             raise
@@ -255,6 +256,12 @@ def _environment(config: Config) -> Any:
         return made
 
     return make_environment
+
+
+def _maker(config: Config) -> Callable[[], Any]:
+    environment = config.environment
+    make = environment_maker(environment.cls, environment.kwargs, environment.drop, envs=config.worker.envs)
+    return lambda: one_of(make())
 
 
 def _check_loop(made: partial[Any], reference: str) -> None:
