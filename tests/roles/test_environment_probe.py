@@ -96,7 +96,7 @@ def two_lathes() -> Any:
 
 
 def test_a_vector_environment_is_one_of_the_configuration_with_its_number_of_environments() -> None:
-    values = {"environment": {"cls": "tests.roles.test_environment_probe:two_lathes"}, "worker": {"envs": 2}}
+    values: Any = {"environment": {"cls": "tests.roles.test_environment_probe:two_lathes"}, "worker": {"envs": 2}}
     probe_environment(from_values({**values, "environment": {**values["environment"], "probe": True}}))
     for envs, words in ((1, r"Workers of a run take it with worker\.envs: 2"), (3, "both must be equal")):
         with pytest.raises(ConfigError, match=words):
