@@ -23,6 +23,7 @@ from tests.waiting import until
 from tmrl_core.config import load
 from tmrl_core.metrics import follow, read_records
 from tmrl_core.metrics.records import MetricRecord
+from tmrl_core.storage.port_record import recorded_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -309,7 +310,8 @@ def test_a_default_port_that_is_taken_gives_way_and_other_commands_find_the_new_
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
-    assert (tmp_path / "runs" / "small" / "server_port").read_bytes() == b""
+    record = tmp_path / "runs" / "small" / "server_port"
+    assert (recorded_port(record), recorded_port(record, ended=True)) == (None, int(found[1]))
 
 
 @pytest.mark.full
