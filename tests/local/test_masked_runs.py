@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import in_this_process, records, starting
+from tests.waiting import until
 
 SMALL = """
 run: {name: small, seed: 1}
 environment: {cls: "tests.masked_corridor:MaskedCorridor"}
-worker: {backend: numpy, max_failures: 0, drain_timeout_s: 3}
+worker: {backend: numpy, max_failures: 0, drain_timeout_s: 3, max_env_steps_per_update: 4}
 server: {port: 0}
 """
 OFF_POLICY = """
@@ -83,7 +84,8 @@ def configured(name: str) -> str:
 def check(folder: Path, out: str, status: int | None) -> None:
     logs = out + "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.log"))
     assert "is not allowed in the place" not in logs
-    assert "\nLearned: " in out, logs
+    *_, outcome = (line for line in out.splitlines() if not line.startswith("The workers made "))  # an advice
+    assert outcome.startswith("Learned: "), logs
     assert status == 0
     assert len(records(folder, "episode")) > 20
 
@@ -106,3 +108,14 @@ def test_a_run_between_processes_learns_too(name: str, tmp_path: Path) -> None:
         process = start("--local", "--workers", "1")
         out, _ = process.communicate(timeout=170)
     check(tmp_path, out, process.returncode)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(180)
+def test_a_trainer_starts_beside_a_worker_that_never_rests(tmp_path: Path) -> None:
+    small = configured("dqn").replace(", max_env_steps_per_update: 4", "")
+    with starting(tmp_path, small) as start:
+        process = start("--local", "--workers", "1", "--single-process")
+        until(lambda: records(tmp_path, "episode"), process, limit_s=40)  # the trainer records them
+        process.terminate()
+        process.communicate(timeout=60)

@@ -717,6 +717,11 @@ class Threads(Group):
 
     def start(self, view: Watcher) -> None:
         """Start Server, trainer and workers; each is created here and runs in its own thread."""
+        from tmrl_core.roles.training_object import import_torch
+
+        # While no worker computes: an import waits for the interpreter at each of its thousands of files, and beside an
+        # environment of some microseconds that takes minutes.
+        import_torch()
         self._server = roles.make_server(self._config, any_port=True)
         config = with_changes(self._config, [f"server.port={self._server.port}"])
         use(config)

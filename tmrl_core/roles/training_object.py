@@ -34,6 +34,21 @@ from tmrl_core.training.loops.threads import available_cores
 logger = logging.getLogger(__name__)
 
 
+def import_torch() -> None:
+    """Import all of torch that training needs.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+    """
+    try:
+        importlib.import_module("torch")
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError("torch", "trainer", "the Trainer") from exc
+    # Optimizers load this with their first step. Its import fails in a folder that an environment has left and removed.
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("torch._dynamo")
+
+
 def prepare_torch(config: Config) -> None:
     """Set torch's number of threads from the configuration, and check that it can use its device.
 
@@ -41,13 +56,9 @@ def prepare_torch(config: Config) -> None:
         ConfigError: torch cannot use the device.
         MissingExtraError: torch is not installed.
     """
-    try:
-        import torch
-    except ModuleNotFoundError as exc:
-        raise MissingExtraError("torch", "trainer", "the Trainer") from exc
-    # Optimizers load this with their first step. Its import fails in a folder that an environment has left and removed.
-    with contextlib.suppress(ModuleNotFoundError):
-        importlib.import_module("torch._dynamo")
+    import_torch()
+    import torch
+
     check_device(config.trainer.device, "trainer.device", compute=True)
     threads = config.trainer.threads
     if threads is not None:
