@@ -40,6 +40,7 @@ from tmrl_core.networking.relay.processor_time import (
     MAX_READ_BYTES,
     MIN_PAUSE_S,
     MIN_READ_BYTES,
+    MOST_SHARES,
     PAUSE_S,
     READ_S,
     SHARE,
@@ -54,6 +55,7 @@ from tmrl_core.networking.relay.processor_time import (
     ProcessorTime,
     ReadSize,
 )
+from tmrl_core.networking.relay.stream_budget import LINKS_OF_ONE
 
 
 def test_a_principal_gets_a_burst_and_then_its_share() -> None:
@@ -474,7 +476,37 @@ def test_links_with_one_token_come_back_together_without_a_pause() -> None:
         write(Hello((1,), "worker", "", "run", "robot", peer), OpenStream(0, peer, "robot", bytes(2_000)))
     assert not any(pauses)
     write(OpenStream(1, b"robber's" * 2, "robot"))
-    assert left(place, "token worker")[1] == pytest.approx(TRAINER_BURST_S - STREAM_S), "only first streams are free"
+    of_one = STREAM_S / (600 / LINKS_OF_ONE)
+    assert left(place, "token worker")[1] == pytest.approx(TRAINER_BURST_S - of_one), "only first streams are free"
+
+
+@pytest.mark.parametrize(("links", "shares"), [(1, 1.0), (LINKS_OF_ONE, 1.0), (1_000, 3.9), (100_000, MOST_SHARES)])
+def test_a_share_grows_with_the_links_of_a_token(links: int, shares: float) -> None:
+    """One token may belong to a fleet of thousands, whose heartbeats alone take more than the share of one worker."""
+    account, now, used = ProcessorTime({"token worker": links}), 0.0, 0.0
+    while now < 100.0:
+        used += 0.001
+        now += 0.001 + account.charge("token worker", 0.001, now)
+    assert used == pytest.approx(shares * (BURST_S + SHARE * 100.0), rel=0.05)
+
+
+def test_links_that_join_during_a_pause_pause_alone() -> None:
+    """A pause of all costs time for each; with one for each newcomer, a large fleet would never come to rest."""
+    place = Place()
+    ends = [place.worker("wolf", number=number) for number in range(8)]
+    paused = [Paused(end) for end in ends]
+    ends[0].tell(Have(1, 1))
+    ends[0].link.charge(BURST_S + 0.1, 20, 0.0)
+    newcomer = place.worker("wolf", number=8)
+    alone = Paused(newcomer)
+    before, _ = left(place, "certificate worker wolf")
+    newcomer.link.charge(0.0, 100, 0.5)
+    after, _ = left(place, "certificate worker wolf")
+    assert [len(one.pauses) for one in (*paused, alone)] == 8 * [1] + [1]
+    assert before - after <= PAUSE_S
+    ends[0].tell(Have(1, 2), now=MAX_PAUSE_S + 0.1)
+    ends[0].link.charge(0.0, 20, MAX_PAUSE_S + 0.1)
+    assert [len(one.pauses) for one in (*paused, alone)] == 8 * [2] + [2], "after it, all pause together again"
 
 
 def test_probes_are_charged_to_their_certificate() -> None:
@@ -500,7 +532,7 @@ def test_probes_pause_with_the_other_links_of_their_certificate() -> None:
     probe.received(len(sent), 0.0)
     probe.charge(BURST_S + 0.1, 100, 0.0)
     worker.tell(Have(1, 1))
-    worker.link.charge(0.1, 20, 0.0)
+    worker.link.charge(0.1, 20, MAX_PAUSE_S)
     assert len([seconds for seconds in pauses if seconds]) == 2
 
 

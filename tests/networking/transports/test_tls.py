@@ -539,12 +539,14 @@ def test_a_link_that_pauses_again_and_again_does_not_count_as_silent() -> None:
     async def main() -> None:
         connection = Connection(silent_s=10.0, heartbeat_s=1.0)
         driver = _TlsDriver(TlsTransport(None), connection, asyncio.get_running_loop(), None)
-        connection.connected(Identity("test"), driver.loop.time() - 30.0)
+        connection.connected(Identity("test"), driver.loop.time() - 8.0)
         connection.state = "open"
         driver._socket = cast(asyncio.Transport, Socket())
         driver._pause(4.0)
-        driver._pause(4.0)
         assert driver._resume is not None
+        connection.tick(driver._resume.when() - 0.1)
+        assert not connection.closing, "nothing is read now"
+        driver._pause(4.0)
         connection.tick(driver._resume.when())
         assert not connection.closing, "its input is read next"
         driver._resume.cancel()

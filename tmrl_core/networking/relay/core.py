@@ -57,7 +57,6 @@ samples of workers that end while no trainer is linked.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -118,6 +117,7 @@ from tmrl_core.networking.relay.connection import REGISTERED, RelayConnection
 from tmrl_core.networking.relay.credit_flow import Flow
 from tmrl_core.networking.relay.id_registry import IdRegistry
 from tmrl_core.networking.relay.latest_policy import Policies, Policy
+from tmrl_core.networking.relay.linked_workers import LinkedWorkers
 from tmrl_core.networking.relay.membership_log import MembershipLog
 from tmrl_core.networking.relay.places import Places
 from tmrl_core.networking.relay.probes import Probes
@@ -219,7 +219,8 @@ class Relay:
         self._raises: Counter[str] = Counter()
         self.spool_handoff = SpoolHandoff(self, MemorySpool(0) if spool is None else spool, say)
         self.flow = Flow(self)
-        self.processor_time = ProcessorTime()
+        self.linked = LinkedWorkers()
+        self.processor_time = ProcessorTime(self.linked.of_principal)
         self.sent_weights = SentWeights()
         self.refused_peers = 0
         """Number of peers whose requests were refused."""
@@ -297,8 +298,7 @@ class Relay:
                     raise RemoteProtocolError("it has told its number already")
                 link.has_kept = True
                 # Otherwise another worker has got the number while this one was away, and keeps it.
-                if message.number not in self._places_of(link):
-                    link.place = message.number
+                self.linked.keep_place(link, message.number)
             case Announce():
                 self._announce(link, message)
             case Forged():
@@ -362,8 +362,10 @@ class Relay:
         if link.closing:
             return
         if pause_s:
-            everyone = (*self.workers.values(), *self.observers, *self.probes.places)
-            links = [one for one in everyone if one.principal == principal]
+            links = [link]
+            if time_of.begin_pause(principal, pause_s, now):
+                everyone = (*self.workers.values(), *self.observers, *self.probes.places)
+                links = [one for one in everyone if one.principal == principal]
             time_of.charge(principal, PAUSE_S * len(links), now)
             _pause(links, pause_s)
             if time_of.should_log(principal, now):
@@ -548,7 +550,7 @@ class Relay:
             self.refuse_peer(connection, "full", no_place)
             return
         # Several machines may share a token.
-        of_one = sum(one.principal == connection.principal for one in self.workers.values())
+        of_one = self.linked.of_principal[connection.principal]
         if older is None and connection.identity.role is not None and of_one >= LINKS_OF_ONE:
             self.refuse_peer(
                 connection,
@@ -560,9 +562,7 @@ class Relay:
         # that.
         if older is not None:
             older.refuse("superseded", "the same worker has connected again")
-        connection.name = self._label_of(connection)
-        taken = self._places_of(connection)
-        connection.place = next(place for place in itertools.count(1) if place not in taken)
+        self.linked.enter(connection)
         self.workers[hello.peer] = connection
         connection.state, connection.takes = "worker", Kind.DATA
         connection.sink, connection.source = self.flow.frame, connection.next_policy_frame
@@ -587,19 +587,6 @@ class Relay:
         elif connection.run in self._lasting:
             connection.put("direct-all", self._lasting[connection.run])
         self.notice()
-
-    def _label_of(self, connection: RelayConnection) -> str:
-        """Return a worker's label, with a number where another worker of the same credentials has it."""
-        # Only among the same credentials: a peer that takes another machine's label must not rename that machine.
-        name, principal = connection.called, connection.principal
-        taken = {one.name for one in self.workers.values() if one.principal == principal}
-        numbered = (f"{name}-{number}" for number in itertools.count(2))
-        return next(label for label in numbered if label not in taken) if name and name in taken else name
-
-    def _places_of(self, connection: RelayConnection) -> set[int]:
-        """Return the numbers of the linked workers of a worker's run and label. Those of all credentials count."""
-        called, run = connection.called, connection.run
-        return {one.place for one in self.workers.values() if (one.called, one.run) == (called, run)}
 
     def _accept_trainer(self, connection: RelayConnection, hello: Hello) -> None:
         older = self.trainer
@@ -761,6 +748,7 @@ class Relay:
         """Handle the end of a worker's link. Its complete messages still go to the trainer."""
         if self.workers.get(connection.peer) is connection:
             del self.workers[connection.peer]
+            self.linked.leave(connection)
         for stream in list(connection.streams.values()):
             self._detach(stream)
             self.forget_if_done(stream)
@@ -963,5 +951,5 @@ class Relay:
     def notice(self) -> None:
         """Send the trainer the counts that only the Server knows."""
         if self.trainer is not None:
-            others = sum(worker.run != self.trainer.run for worker in self.workers.values())
+            others = len(self.workers) - self.linked.of_run[self.trainer.run]
             self.trainer.put("notice", Notice(len(self.workers), self.flow.queued_bytes, others))

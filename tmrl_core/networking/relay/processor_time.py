@@ -23,7 +23,11 @@ and each principal has a share of it, `TRAINER_SHARE`.
 #
 # Pauses begin after 10 ms of use at a stretch and last at least 20 ms. Shorter turns stop the flow of samples, and
 # cores idle until it has started again. They last 4 s at most, since a link that is not read for longer looks dead to
-# its peer.
+# its peer. In a pause, only links that came after its beginning can be read, and each pauses for itself: a pause of a
+# thousand links takes 10 ms, so that a new one with each link that joins would be most of what is charged.
+#
+# One token may belong to a whole fleet, so its share grows with its links: `SHARE` for each `LINKS_OF_ONE`, which is
+# all that a certificate may have, and `MOST_SHARES` at most. A thousand workers with one token have 0.39 of a core.
 #
 # Handshakes, and the first stream of a link, count for certificates only, because the machines of a fleet with one
 # token connect again together. A principal beyond its burst is not read for a while, on all of its links, and its
@@ -36,11 +40,15 @@ and each principal has a share of it, `TRAINER_SHARE`.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
+from tmrl_core.networking.relay.stream_budget import LINKS_OF_ONE
 from tmrl_core.token_bucket import TokenBucket
 
 SHARE = 0.1
 """Part of a core that one principal may use. Honest workers use less than a hundredth."""
+MOST_SHARES = 5.0
+"""Maximum number of shares of a principal with very many links."""
 BURST_S = 1.0
 """Processor seconds at once, enough for a fleet that connects again."""
 SHARE_AT_ONCE, AT_ONCE_S = 0.5, 0.01
@@ -74,19 +82,24 @@ MIN_READ_BYTES, MAX_READ_BYTES = 4_096, 262_144
 class _Account:
     """Processor time of one principal."""
 
-    __slots__ = ("at_once", "logged_at", "share", "trainer")
+    __slots__ = ("at_once", "logged_at", "paused_until", "share", "trainer")
 
     def __init__(self) -> None:
         self.share = TokenBucket(SHARE, BURST_S)
         self.trainer = TokenBucket(TRAINER_SHARE, TRAINER_BURST_S)
         self.at_once = TokenBucket(SHARE_AT_ONCE, AT_ONCE_S)
-        self.logged_at = float("-inf")
+        self.logged_at = self.paused_until = float("-inf")
 
 
 class ProcessorTime:
-    """Processor time of all principals."""
+    """Processor time of all principals.
 
-    def __init__(self) -> None:
+    Args:
+        links: number of links by principal, as it is at each call; None: they are few.
+    """
+
+    def __init__(self, links: Mapping[str, int] | None = None) -> None:
+        self._links: Mapping[str, int] = {} if links is None else links
         self._accounts = defaultdict[str, _Account](_Account)  # as many as there are certificates and roles
         self._now = float("-inf")
         """Latest time so far: a link that another one replaces knows an earlier one, and an account that went back
@@ -99,6 +112,8 @@ class ProcessorTime:
         """
         self._now = now = max(self._now, now)
         account = self._accounts[principal]
+        shares = min(max(1.0, self._links.get(principal, 0) / LINKS_OF_ONE), MOST_SHARES)
+        seconds, trainer_s = seconds / shares, trainer_s / shares
         pause_s = 0.0
         for bucket, share, price_s in (
             (account.share, SHARE, seconds),
@@ -108,6 +123,14 @@ class ProcessorTime:
             pause_s = max(pause_s, (price_s - bucket.available(now)) / share)
             bucket.spend(price_s)
         return min(max(pause_s, MIN_PAUSE_S), MAX_PAUSE_S) if pause_s > 0 else 0.0
+
+    def begin_pause(self, principal: str, seconds: float, now: float) -> bool:
+        """Note a pause of all links of a principal. Return False if they pause already: then one has come since."""
+        account = self._accounts[principal]
+        if now < account.paused_until:
+            return False
+        account.paused_until = now + seconds
+        return True
 
     def charge_in_vain(self, principal: str, n: int) -> None:
         """Charge `n` bytes of samples that were received in vain, which neither credit nor turns have limited."""

@@ -523,7 +523,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
             # A longer pause replaces a running one.
             if self._resume is not None:
                 self._resume.cancel()
-                self.connection.resumed(self.loop.time() + seconds)  # the end of the pause before does not come
+            # Now and not at its end: a silence that began before would close the link in the pause.
+            self.connection.resumed(self.loop.time() + seconds)
             self._socket.pause_reading()
             self._resume = self.loop.call_later(seconds, self._end_pause)
 
