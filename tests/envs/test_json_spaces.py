@@ -247,6 +247,45 @@ def test_any_value_is_of_the_space_or_an_error(key: str, value: Any, as_text: bo
         assert space.contains(obs)
 
 
+@pytest.mark.parametrize(
+    ("space", "of_wire"),
+    [
+        (spaces.Box(0, 255, (4, 5, 3), np.uint8), "u1"),
+        (spaces.Box(-1, 1, (3,), np.float32), "<f4"),
+        (spaces.Box(-1, 1, (2, 20), np.float64), "<f8"),
+        (spaces.Box(0, 1, (2,), np.bool_), "u1"),  # type: ignore[arg-type]
+        (spaces.MultiBinary(4), "i1"),
+        (spaces.MultiDiscrete([3, 9]), "<i8"),
+    ],
+)
+def test_an_array_in_messagepack_may_be_its_bytes(space: gymnasium.Space[Any], of_wire: str) -> None:
+    space.seed(1)
+    value = space.sample()
+    read = observation_reader(space, largest=1e6, encoding="msgpack")
+    found = read(msgspec.msgpack.encode(value.astype(of_wire).tobytes()))
+    assert (found.dtype, found.shape, found.flags.writeable) == (value.dtype, value.shape, True)
+    np.testing.assert_array_equal(found, value)
+    with pytest.raises(ObservationError, match=r"bytes, in the order of C; found 1$"):
+        read(msgspec.msgpack.encode(b"1"))
+
+
+@pytest.mark.parametrize(
+    ("space", "sent"),
+    [
+        (spaces.Box(-1, 1, (2,), np.float32), np.array([0, np.nan], "<f4")),
+        (spaces.Box(-1, 1, (2,), np.float32), np.array([0, 2e6], "<f4")),
+        (spaces.Box(-1, 1, (2, 9), np.float32), np.full((2, 9), np.inf, "<f4")),
+        (spaces.Box(0, 9, (2,), np.int64), np.array([0, 2e6], "<i8")),
+        (spaces.Box(0, 1, (2,), np.bool_), np.array([0, 2], "u1")),  # type: ignore[arg-type]
+        (spaces.MultiBinary(2), np.array([0, 2], "i1")),
+        (spaces.MultiDiscrete([3, 9]), np.array([3, 1], "<i8")),
+    ],
+)
+def test_bytes_of_an_array_are_checked_as_its_numbers_are(space: gymnasium.Space[Any], sent: Any) -> None:
+    with pytest.raises(ObservationError, match="obs"):
+        observation_reader(space, largest=1e6, encoding="msgpack")(msgspec.msgpack.encode(sent.tobytes()))
+
+
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Sequence(spaces.Discrete(2))])
 def test_spaces_without_arrays_are_refused(space: gymnasium.Space[Any]) -> None:
     with pytest.raises(ConfigError, match="cannot be"):

@@ -259,7 +259,9 @@ def test_a_key_has_a_maximum_of_sessions_and_long_idle_ones_make_room(tmp_path: 
     gateway = Gateway(tmp_path, max_sessions_per_key=2)
     first, second = gateway.login(0.0), gateway.login(0.0)
     gateway.step(first, 1.0)
-    refused(429, "has 2 open sessions, its maximum", gateway.login, MAKE_ROOM_S - 0.1)
+    refused(
+        429, "has 2 open sessions, its maximum \\(gateway.max_sessions_per_key\\)", gateway.login, MAKE_ROOM_S - 0.1
+    )
     gateway.login(MAKE_ROOM_S)
     assert gateway.closed == 1
     refused(401, "log in again", gateway.step, second)
@@ -271,7 +273,7 @@ def test_all_keys_have_a_maximum_and_the_busiest_makes_room(tmp_path: Path) -> N
     other = make_key(tmp_path, "default")[1]
     kept = gateway.login(0.0, other)
     busy = [gateway.login(1.0), gateway.login(1.0)]
-    refused(429, "the gateway has 3 open sessions", gateway.login, 50.0)
+    refused(429, "the gateway has 3 open sessions, its maximum \\(gateway.max_sessions\\)", gateway.login, 50.0)
     gateway.login(MAKE_ROOM_S + 1.0, other)
     refused(401, "log in again", gateway.step, busy[0])
     gateway.step(kept)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
-from tmrl_core.sessions.session import Session, SessionJoiner, sessions_of
+from tmrl_core.sessions.session import Session, SessionJoiner, open_bytes, sessions_of
 
 
 def play(buffer: Buffer, episode: int, steps: int, end: str = "terminated", extras: bool = False) -> list[Any]:
@@ -222,7 +222,7 @@ def test_a_difference_is_an_error_in_tests() -> None:
         list(sessions_of(buffer.chunks, [msgspec.structs.replace(buffer.episodes[0], length=9)]))
 
 
-def test_an_endless_episode_is_cut_and_loses_no_step() -> None:
+def test_an_endless_episode_is_cut_and_loses_no_step(caplog: pytest.LogCaptureFixture) -> None:
     buffer = Buffer()
     play(buffer, 0, 500)
     joiner, found = SessionJoiner(max_bytes=1000), []
@@ -232,6 +232,13 @@ def test_an_endless_episode_is_cut_and_loses_no_step() -> None:
     assert sum(map(len, found)) == 500
     assert [session.first_step for session in found] == [0, *np.cumsum([len(session) for session in found])[:-1]]
     assert [session.terminated for session in found] == [False] * (len(found) - 1) + [True]
+    joiner.tell("the recording")
+    assert "the recording: unfinished sessions had more than 0.0 GB" in caplog.text
+    assert f"so {len(found) - 1} were cut" in caplog.text
+
+
+def test_an_episode_of_a_camera_is_one_session() -> None:
+    assert open_bytes() >= 30 * 30 * 640 * 480 * 3  # 30 s at 30 Hz
 
 
 @pytest.mark.parametrize(

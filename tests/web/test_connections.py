@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosedError
@@ -49,6 +50,20 @@ def ended(connection: socket.socket) -> bool:
 def expire(gateway: Served, after_s: float) -> None:
     assert gateway.loop is not None
     gateway.loop.call_soon_threadsafe(gateway.connections.expire, gateway.loop.time() + after_s)
+
+
+def test_the_share_of_an_address_is_free_again_after_its_connections() -> None:
+    held = connections.Connections(4)
+
+    def client(network: str) -> Any:
+        return type("Client", (), {"network": network, "is_local": False})()
+
+    first, others = client("a"), [client("a"), client("b")]
+    assert [held.add(one) for one in (first, *others, client("a"))] == [True, True, True, False]
+    held.remove(first)
+    held.remove(first)
+    assert held.add(client("a"))
+    assert len(held) == 3
 
 
 @pytest.mark.parametrize(

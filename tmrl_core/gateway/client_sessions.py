@@ -204,9 +204,9 @@ class Sessions:
         """Return the session that must end before another one of this key is opened."""
         settings = self._settings
         if len(usage.clients) >= settings.max_sessions_per_key:
-            limit = f"this API key has {len(usage.clients)} open sessions, its maximum"
+            limit = f"this API key has {len(usage.clients)} open sessions, its maximum (gateway.max_sessions_per_key)"
         elif len(self._clients) >= settings.max_sessions:
-            limit = f"the gateway has {len(self._clients)} open sessions, its maximum"
+            limit = f"the gateway has {len(self._clients)} open sessions, its maximum (gateway.max_sessions)"
             usage = max(self._usage.values(), key=lambda usage: len(usage.clients))
         else:
             return None
@@ -310,7 +310,7 @@ class Sessions:
             ended.append(client)
         for usage in [usage for usage in self._usage.values() if not self._keys.holds(usage.key_id)]:
             del self._usage[usage.key_id]
-            ended += [client for client in usage.clients.values() if client not in ended]
+            ended += usage.clients.values()
         for client in filter(self._remove, ended):
             task = asyncio.create_task(self._close(client, now))
             self._ending.add(task)

@@ -19,8 +19,8 @@ Every answer is a JSON object. A refused request has a 4xx status and {"error": 
 be sent again. After 401, log in again.
 
 The same messages, login included, can be sent over a WebSocket at /shepherd/ws/, as text (JSON) or binary
-(MessagePack). A connection remembers its login, so session_key may be absent there. A refusal has the fields error and
-status.
+(MessagePack, where arrays of observations may be their bytes: little-endian, in the order of C). A connection remembers
+its login, so session_key may be absent there. A refusal has the fields error and status.
 """
 
 _FLAG = {"oneOf": [{"type": "boolean"}, {"type": "number", "enum": [0, 1]}]}

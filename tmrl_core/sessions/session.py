@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,8 +17,8 @@ from tmrl_core.samples.segments import NO_VERSION
 
 logger = logging.getLogger(__name__)
 
-MAX_OPEN_BYTES = 256 << 20
-"""Maximum size of the unfinished sessions that `SessionJoiner` holds; beyond it the longest is cut."""
+LEAST_OPEN_BYTES = 1 << 30
+"""Maximum size of unfinished sessions on a machine with little memory, and where its size is unknown (Windows)."""
 MAX_OPEN = 4096
 """Maximum number of unfinished sessions; beyond it the oldest is finished."""
 RETURN_TOLERANCE = 1e-6
@@ -217,25 +218,27 @@ class SessionJoiner:
     """Joins the samples of episodes that arrive in parts.
 
     Its memory is bounded: beyond `max_bytes`, the longest unfinished session is returned as it is, and the rest of its
-    episode becomes another one.
+    episode becomes another one, with a warning (`tell`).
 
     The steps and the return of each episode are compared with its record. A missing message explains a difference; a
     change of the layout within an episode does not, since the step at the border is in none of its sessions.
 
     Args:
-        max_bytes: maximum size of the unfinished sessions.
+        max_bytes: maximum size of the unfinished sessions; None: that of `open_bytes`.
 
     Attributes:
         compare_returns: compare returns too; False: the samples are those of a worker's `sample_compressor`.
         different: number of episodes that differ from their records.
         first_difference: of the first of them.
+        cuts: number of sessions that were cut for memory.
     """
 
-    def __init__(self, max_bytes: int = MAX_OPEN_BYTES) -> None:
+    def __init__(self, max_bytes: int | None = None) -> None:
         self.compare_returns = True
         self.different = 0
         self.first_difference = ""
-        self._max_bytes = max_bytes
+        self.cuts = 0
+        self._max_bytes = open_bytes() if max_bytes is None else max_bytes
         self._open: dict[tuple[bytes, int], _Open] = {}
 
     def add(self, chunk: Chunk, records: Sequence[EpisodeRecord] = ()) -> list[Session]:
@@ -294,7 +297,16 @@ class SessionJoiner:
             self.first_difference = self.first_difference or difference
 
     def tell(self, source: object) -> None:
-        """Log the differences from the records, if there are any."""
+        """Log the sessions that were cut and the differences from the records, if there are any."""
+        if self.cuts:
+            logger.warning(
+                "%s: unfinished sessions had more than %.1f GB (a quarter of this machine's memory), so %d were cut: "
+                "the rest of each is a session of its own. Read them on a machine with more memory, or record smaller "
+                "images (worker.images) or shorter episodes",
+                source,
+                self._max_bytes / 1e9,
+                self.cuts,
+            )
         if self.different:
             logger.warning(
                 "%s: %d episodes differ from their records, and no missing message explains it; the first: %s. Please "
@@ -320,7 +332,20 @@ class SessionJoiner:
             if not longest.body:
                 return  # single observations, which are as few as `MAX_OPEN` allows
             self._open[key] = _Open(longest.body[-1], longest.next_step - 1, longest.tally)
+            self.cuts += 1
             yield longest.session(None)
+
+
+def open_bytes() -> int:
+    """Return the maximum size of unfinished sessions: a quarter of this machine's memory, as joining one doubles it.
+
+    An episode of a minute with two cameras of 640x480 has 3 GB. A cut one would be several episodes in an export.
+    """
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # there is no such function on Windows
+        memory = 0
+    return max(memory // 4, LEAST_OPEN_BYTES)
 
 
 def _numeric(column: Any) -> bool:

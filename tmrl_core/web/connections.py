@@ -108,7 +108,9 @@ class Connections:
         """Remove a connection, if it is there."""
         if protocol in self._open:
             self._open.remove(protocol)
-            self._of_network -= Counter([protocol.network])  # without entries of zero
+            self._of_network[protocol.network] -= 1
+            if not self._of_network[protocol.network]:
+                del self._of_network[protocol.network]
 
     def expire(self, now: float) -> None:
         """Close connections that have waited for a request for too long.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.sessions.made_sessions import make_session
 from tmrl_core.envs.replay import SessionBatch, SessionPool, padded_sequences
 from tmrl_core.envs.replay.recorded import SessionBatchEnvironment
 from tmrl_core.errors import ConfigError, MissingExtraError, SampleRefusedError, StorageFullError
+from tmrl_core.sessions.session import Session
 
 
 @pytest.fixture(params=["ram", "mapped"])
@@ -684,6 +687,46 @@ def test_recorded_sessions_fill_a_pool(folder: Path | None) -> None:
         np.testing.assert_array_equal(found[0], observations[name][2])
     np.testing.assert_array_equal(batch.actions[0][0, :2], recorded[1].actions)
     np.testing.assert_array_equal(batch.rewards[0, :2], recorded[1].rewards.astype(np.float32))
+
+
+def walk(ticks: int, first: float = 0.0) -> Session:
+    return Session(
+        observations=np.arange(first, first + ticks + 1, dtype=np.float32)[:, None],
+        actions=np.zeros(ticks, np.int32),
+        rewards=np.ones(ticks, np.float32),
+        truncated=True,
+    )
+
+
+def test_one_long_session_among_short_ones_takes_no_memory_for_the_others(
+    folder: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tmrl_core.envs.replay.pool._PADDED_BYTES", 1 << 17)
+    lengths = [1, *[3] * 20, 100_000, *[2] * 20]  # padded all at once: 34 MB and more
+    pool = SessionPool(1, 1, 0, folder=folder)
+    tracemalloc.start()
+    try:
+        pool.load_recording(walk(ticks, 100.0 * number) for number, ticks in enumerate(lengths))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 12e6
+    batch = pool.select([2, 21, 41])
+    assert batch.is_alive.sum(axis=1).tolist() == [3, 100_000, 2]
+    assert batch.observations[0][:, 1, 0].tolist() == [201.0, 2101.0, 4101.0]
+    assert batch.final_observations is not None
+    assert batch.final_observations[0][[0, 2], 0].tolist() == [203.0, 4102.0]
+
+
+def test_a_recording_that_cannot_be_loaded_leaves_the_pool() -> None:
+    pool = SessionPool(1, 1, 0)
+    pool.load_recording([walk(2), walk(3)])
+    bad = dataclasses.replace(walk(2), rewards=np.array([0.0, np.nan], np.float32))
+    with pytest.raises(SampleRefusedError, match="from number 0 on: reward_seq, session 1, tick 1: found nan"):
+        pool.load_recording([walk(4), bad])
+    with pytest.raises(SampleRefusedError, match="there are no sessions"):
+        pool.load_recording([])
+    assert pool.is_alive.sum(axis=1).tolist() == [2, 3]
 
 
 def test_recorded_sessions_that_differ_are_named() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import shutil
 import signal
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,19 @@ def test_nested_observations_come_back(tmp_path: Path, make_rows: Any) -> None:
     with pytest.raises(ValueError, match="this memory holds"):
         memory.append_chunk(make_rows(1, 0, 5, 5))
     memory.close()
+
+
+def test_batches_that_were_used_take_no_memory(tmp_path: Path, make_rows: Any) -> None:
+    memory = make(tmp_path, batch_size=32)
+    memory.append_chunk(make_rows(1, 0, 0, 5, observation=lambda rows: np.zeros((rows, 10_000), np.float32)))
+    memory.sample()
+    tracemalloc.start()
+    for _ in range(20):
+        memory.sample()  # 2.6 MB
+    try:
+        assert tracemalloc.get_traced_memory()[0] < 6e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_memory_without_transitions_keeps_offsets_and_values(tmp_path: Path, make_rows: Any) -> None:

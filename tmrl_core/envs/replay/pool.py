@@ -31,7 +31,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,8 @@ _REWARD = ItemFormat((), np.dtype(np.float32))
 _ALIVE = ItemFormat((), np.dtype(np.uint8))
 _FLAG = ItemFormat((), np.dtype(np.bool_))
 _OPTIONAL = ("preceding_agent_memories.", "final_observations.")
+_PADDED_BYTES = 64 << 20
+"""Size with padding of the recorded sessions that are stored at once."""
 _ONCE = ("terminated", *_OPTIONAL)
 """Beginnings of the names of arrays without ticks."""
 
@@ -196,6 +198,28 @@ class SessionPool:
                 final_observations=final_observations,
             )
         )
+
+    def load_recording(self, sessions: Iterable[Session]) -> None:
+        """Replace the content by recorded sessions. Their lengths may differ widely: they are not padded all at once.
+
+        Args:
+            sessions: at least one, all with the same structure; see `padded_sequences`.
+
+        Raises:
+            SampleRefusedError: as `padded_sequences` and `load_sessions`. The pool is unchanged.
+            StorageError: as `load_sessions`, or of reading the sessions; likewise.
+        """
+        content: _Content | None = None
+        first = 0
+        for group in _groups(sessions):
+            try:
+                content = self._stored(self.get_session_updates(**padded_sequences(group)), content)
+            except SampleRefusedError as exc:
+                raise SampleRefusedError(f"in the sessions from number {first} on: {exc}") from exc
+            first += len(group)
+        if content is None:
+            raise SampleRefusedError("there are no sessions; a recording has at least one")
+        self._content = content
 
     def append_sessions(
         self,
@@ -536,6 +560,23 @@ def padded_sequences(sessions: Iterable[Session]) -> dict[str, Any]:
         "terminated": np.array([session.terminated for session in given]),
         "final_observations": [np.stack([columns[at][-1] for columns in observations]) for at in range(len(found))],
     }
+
+
+def _groups(sessions: Iterable[Session]) -> Iterator[list[Session]]:
+    """Yield the sessions in groups of which each has at most `_PADDED_BYTES` with padding, or one session."""
+    group: list[Session] = []
+    longest = tick_bytes = 0
+    for session in sessions:
+        ticks = len(session)
+        columns = [*leaves(session.observations), *leaves(session.actions)]
+        of_tick = sum(np.asarray(column[:1]).nbytes for column in columns)
+        longest, tick_bytes = max(longest, ticks), max(tick_bytes, of_tick)
+        if group and longest * tick_bytes * (len(group) + 1) > _PADDED_BYTES:
+            yield group
+            group, longest, tick_bytes = [], ticks, of_tick
+        group.append(session)
+    if group:
+        yield group
 
 
 def _environment(batch: SessionBatch) -> SessionBatchEnvironment:

@@ -400,7 +400,8 @@ class DiskRows(Rows):
         """Return the rows with one gather for each file that holds some of them."""
         assert self._format is not None
         *groups, versions = self._format.columns(self._rows_at(self.indices_of(positions)))
-        return [torch.from_numpy(column) for column in groups], versions[:looked_at, 1]
+        # A copy: the lag of a round keeps the counters, and a view would keep the rows of all its batches.
+        return [torch.from_numpy(column) for column in groups], versions[:looked_at, 1].copy()
 
     def _rows_at(self, indices: Array) -> Array:
         """Return stored rows as [n, row_bytes] uint8."""
