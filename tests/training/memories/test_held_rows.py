@@ -13,7 +13,8 @@ from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.interface import LocalInterface
 from tmrl_core.training.loops.lockstep_round import LastRows
 from tmrl_core.training.loops.training_loop import TrainingOffline
-from tmrl_core.training.memories.held_rows import MAX_STREAMS, HeldRows
+from tmrl_core.training.memories.held_rows import HeldRows
+from tmrl_core.training.memories.memory import MAX_STREAMS
 from tmrl_core.training.memories.replay import ReplayMemory
 from tmrl_core.training.memories.sequences import SequenceMemory
 
