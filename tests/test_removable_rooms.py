@@ -235,6 +235,11 @@ OF_OTHERS = ("benchmarks", "examples", "hostile", "scripts")
 """Folders of tests that are not of a package, or that use all of it."""
 
 
+def module_of(file: Path, root: Path) -> str:
+    """Return the dotted name of a module."""
+    return ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
 @pytest.mark.full
 @pytest.mark.timeout(2_500)
 @pytest.mark.parametrize("room", ROOMS)
@@ -246,19 +251,26 @@ def test_the_units_pass_without_a_room(room: str, tmp_path: Path) -> None:
             (tmp_path / path.name).symlink_to(path)
     tests = tmp_path / "tests"
     shutil.copytree(ROOT / "tests", tests, ignore=shutil.ignore_patterns("__pycache__"))
-    modules = {
-        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files_of(room)
-    }
+    modules = {module_of(file, ROOT) for file in files_of(room)}
     names = re.compile("|".join([ROOMS[room].words, *map(re.escape, modules)]))
     (tmp_path / "config").mkdir()
     for file in (ROOT / "config").iterdir():
         if not names.search(file.read_text("utf-8")):
             (tmp_path / "config" / file.name).symlink_to(file)
-    for file in tests.rglob("test_*.py"):
-        # Those beside the packages are of the whole repository: its pages, its public surface, this test.
-        of_all = file.parent == tests or file.relative_to(tests).parts[0] in OF_OTHERS
-        if of_all or names.search(file.read_text("utf-8")):
+    for conftest in [file for file in tests.rglob("conftest.py") if file.parent != tests]:
+        if names.search(conftest.read_text("utf-8")):
+            shutil.rmtree(conftest.parent)
+    # Those beside the packages are of the whole repository: its pages, its public surface, this test.
+    of_all = set(tests.glob("test_*.py")).union(*((tests / one).rglob("test_*.py") for one in OF_OTHERS))
+    texts = {file: file.read_text("utf-8") for file in tests.rglob("test_*.py")}
+    gone = of_all | {file for file, text in texts.items() if names.search(text)}
+    while gone:
+        for file in gone:
             file.unlink()
+            del texts[file]
+        # Some tests have helpers that others import.
+        imported = re.compile("|".join(rf"\b{re.escape(module_of(file, tmp_path))}\b" for file in gone))
+        gone = {file for file, text in texts.items() if imported.search(text)}
     tree.run("-m", "pytest", "-q", "--collect-only", "-m", "unit", "tests", timeout=600)
     for package in UNAWARE:
         for file in (tests / package).rglob("test_*.py"):
