@@ -14,6 +14,13 @@ def test_the_streams_of_one_identity_are_bounded_and_leave_space_for_others() ->
     assert "all streams" in budget.acquire(b"e", "leg", 100, 0.0)
 
 
+def test_the_streams_of_a_token_have_more_memory() -> None:
+    budget = StreamBudget()
+    admitted = (budget.acquire(b"%16d" % number, "token", 700, 0.0, by_token=True) for number in range(20_000))
+    assert next(number for number, reason in enumerate(admitted) if reason) > 14_000
+    assert not budget.acquire(b"d", "arm", 700, 0.0)
+
+
 def test_a_forgotten_stream_costs_nothing() -> None:
     budget = StreamBudget(of_one_bytes=COST, in_all_bytes=COST)
     for _ in range(3):

@@ -294,7 +294,7 @@ def unused_credit_stays() -> Iterator[None]:
 @contextmanager
 def no_stream_budget() -> Iterator[None]:
     """The streams of one principal may take all memory."""
-    with patch.object(StreamBudget, "acquire", lambda self, stream, identity, signature_bytes, now: ""):
+    with patch.object(StreamBudget, "acquire", lambda self, *arguments, **changes: ""):
         yield
 
 
@@ -311,9 +311,9 @@ def announcements_without_a_rate() -> Iterator[None]:
 
     acquire = StreamBudget.acquire
 
-    def forget(self: StreamBudget, *arguments: Any) -> str:
+    def forget(self: StreamBudget, *arguments: Any, **changes: Any) -> str:
         self._announcements.clear()
-        return acquire(self, *arguments)
+        return acquire(self, *arguments, **changes)
 
     with patch.object(StreamBudget, "acquire", forget):
         yield

@@ -687,7 +687,13 @@ class Relay:
             self._detach(older)
             self.flow.charge_in_vain(older, older.held_bytes)
             self._forget(older)
-        no_space = self._stream_budget.acquire(stream.id, connection.principal, len(message.signature), connection.now)
+        no_space = self._stream_budget.acquire(
+            stream.id,
+            connection.principal,
+            len(message.signature),
+            connection.now,
+            by_token=connection.identity.role is None,
+        )
         if no_space:
             self.refuse_peer(connection, "full", f"{no_space}; the worker tries again")
             return

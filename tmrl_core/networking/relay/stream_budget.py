@@ -14,7 +14,9 @@ from tmrl_core.token_bucket import TokenBucket
 STREAM_BYTES = 6_144
 """Cost of a stream besides its signature, with the longest name and wait reason in the widest characters."""
 OF_ONE_BYTES = 32 << 20
-"""Maximum cost of one identity's streams, enough for 5,000 usual ones."""
+"""Maximum cost of the streams of one certificate, enough for 5,000 usual ones."""
+OF_TOKEN_BYTES = 96 << 20
+"""The same of a role's token, which a fleet may share: for 14,000, and a quarter of all is left to certificates."""
 IN_ALL_BYTES = 128 << 20
 """Maximum cost of all streams."""
 ANNOUNCED_BYTES, ANNOUNCED_BYTES_PER_S = 16 << 20, 256 << 10
@@ -31,6 +33,7 @@ class StreamBudget:
     Args:
         of_one_bytes, in_all_bytes: bounds of the memory.
         announced_bytes, announced_bytes_per_s: bounds of the announcements of one identity.
+        of_token_bytes: as `of_one_bytes`, for whoever has a role's token.
     """
 
     def __init__(
@@ -39,8 +42,10 @@ class StreamBudget:
         in_all_bytes: int = IN_ALL_BYTES,
         announced_bytes: int = ANNOUNCED_BYTES,
         announced_bytes_per_s: int = ANNOUNCED_BYTES_PER_S,
+        of_token_bytes: int = OF_TOKEN_BYTES,
     ) -> None:
         self._of_one_bytes = of_one_bytes
+        self._of_token_bytes = of_token_bytes
         self._in_all_bytes = in_all_bytes
         self._announced_bytes = announced_bytes
         self._announcements = defaultdict[str, TokenBucket](lambda: TokenBucket(announced_bytes_per_s, announced_bytes))
@@ -48,8 +53,16 @@ class StreamBudget:
         self._of: Counter[str] = Counter()
         self._all = 0
 
-    def acquire(self, stream: bytes, identity: str, signature_bytes: int, now: float) -> str:
-        """Reserve memory for a stream of `identity`, in place of its earlier cost. Return the reason of a refusal."""
+    def acquire(self, stream: bytes, identity: str, signature_bytes: int, now: float, *, by_token: bool = False) -> str:
+        """Reserve memory for a stream of `identity`, in place of its earlier cost. Return the reason of a refusal.
+
+        Args:
+            stream: its id.
+            identity: owner.
+            signature_bytes: size of the stream's signature.
+            now: seconds.
+            by_token: True: the owner is whoever has a role's token.
+        """
         self.release(stream)
         bucket = self._announcements[identity]
         if bucket.available(now) < signature_bytes:
@@ -57,8 +70,9 @@ class StreamBudget:
                 f"these credentials announced more than {self._announced_bytes >> 20} MB of signatures in a short time"
             )
         cost = STREAM_BYTES + signature_bytes
-        if self._of[identity] + cost > self._of_one_bytes:
-            return f"the streams of these credentials would take more than {self._of_one_bytes >> 20} MB of memory"
+        most = self._of_token_bytes if by_token else self._of_one_bytes
+        if self._of[identity] + cost > most:
+            return f"the streams of these credentials would take more than {most >> 20} MB of memory"
         if self._all + cost > self._in_all_bytes:
             return f"all streams here would take more than {self._in_all_bytes >> 20} MB of memory"
         bucket.spend(signature_bytes)
