@@ -50,9 +50,10 @@ class End:
         weight: int = 1,
         request: str | None = None,
         run: str = "run",
+        token: bool = False,
     ) -> None:
         self.link: RelayConnection = relay.connection()
-        self.link.connected(Identity("there", role, name, weight=weight), 0.0)
+        self.link.connected(Identity("there") if token else Identity("there", role, name, weight=weight), 0.0)
         peer = f"{name}:{number}".encode().ljust(16, b".")[:16]
         self.tell(Hello((1,), request or role, "", run, name, peer))  # type: ignore[arg-type]
         self.resumes: dict[int, Resume] = {}
@@ -96,8 +97,8 @@ class Place:
         self.trainer = End(self.relay, "trainer", "trainer")
         self.now = 0.0
 
-    def worker(self, name: str, streams: int = 1, number: int = 0, weight: int = 1) -> End:
-        end = End(self.relay, "worker", name, number, weight)
+    def worker(self, name: str, streams: int = 1, number: int = 0, weight: int = 1, *, token: bool = False) -> End:
+        end = End(self.relay, "worker", name, number, weight, token=token)
         for channel in range(streams):
             end.tell(OpenStream(channel, f"{name}:{number}:{channel}".encode().ljust(16, b".")[:16], name))
         for message in self.trainer.heard():
@@ -182,6 +183,14 @@ def test_a_message_of_the_largest_size_is_granted_in_the_smallest_pool() -> None
     end = place.worker("alone")
     place.want(end, MB)
     assert granted(end) == [end.resumes[0].credit + MB]
+
+
+def test_each_stream_of_a_large_fleet_has_standing_credit_for_a_small_message() -> None:
+    place = Place(budget_bytes=64 * MB)
+    fleet = place.worker("fleet", streams=1_000, token=True)
+    credits = [resume.credit for resume in fleet.resumes.values()]
+    assert (len(credits), min(credits), max(credits)) == (1_000, 8_192, place.relay.settings.standing_bytes)
+    assert place.worker("honest").resumes[0].credit == place.relay.settings.standing_bytes
 
 
 def test_standing_credit_is_left_for_others() -> None:

@@ -75,6 +75,8 @@ _MESSAGE_BYTES = 4_096
 """Bytes that each message counts in the turns besides its own, because it takes as long as so many do."""
 _REPLAY_BYTES = 16_384
 """Minimum size of a spooled message in the turns. To read a tiny one takes as long as to forward so many bytes."""
+_SMALL_BYTES = 8_192
+"""Maximum standing credit of a stream with a role's token, once its others have half of what one principal may have."""
 _STEPS = 8
 """Maximum steps for one principal in one call of `Flow.grant`. A grant takes two of them."""
 
@@ -170,6 +172,9 @@ class Flow:
         stream.active = True
         settings, share = self._settings, stream.share
         standing = settings.standing_bytes
+        # A thousand workers with one token have some each: most messages are small, and a request takes a round trip.
+        if stream.worker.identity.role is None and share.standing_bytes > settings.budget_bytes // 8:
+            standing = min(standing, _SMALL_BYTES)
         # One principal with many streams leaves standing credit for others.
         most = min(settings.budget_bytes // 2, settings.budget_bytes - 2 * self._request_bytes)
         if self._standing_bytes + standing <= most and share.standing_bytes + standing <= settings.budget_bytes // 4:
