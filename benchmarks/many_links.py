@@ -48,6 +48,8 @@ class Load(NamedTuple):
     rate: float
     """Messages a second of each; 0: as many as its queue takes."""
     name: str = "many"
+    rows: int = 0
+    """Rows of Pendulum in a message, in place of `message_bytes`; 0: none."""
 
 
 class Told(NamedTuple):
@@ -66,7 +68,7 @@ class _Peer:
         from tmrl_core.networking.worker import WorkerState
         from tmrl_core.samples import encode_value
 
-        self.load, self.body = load, body
+        self.load, self.body, self.samples = load, body, max(1, load.rows)
         self.state = WorkerState(run="run", name=f"{load.name}-{index}", peer=os.urandom(16), token=token)
         self.sender = StreamSender(self.state.new_stream(), queue_bytes=QUEUE_BYTES, drop_oldest=False)
         self.state.add_stream(self.sender, encode_value({}))
@@ -84,7 +86,7 @@ class _Peer:
         self.acknowledged += new
         if self.load.rate:
             now = time.monotonic()
-            for _ in range(new):
+            for _ in range(new // self.samples):
                 self.latencies.append(now - self.due.popleft())
         elif self.sending:
             while self.sender.offer((self.body,), 1):
@@ -92,12 +94,12 @@ class _Peer:
 
     def offer(self) -> None:
         """Offer one message, unless the queue is full."""
-        if self.sender.offer((self.body,), 1):
+        if self.sender.offer((self.body,), self.samples):
             self.due.append(time.monotonic())
 
 
 def links(network: Network, load: Load, pipe: Pipe) -> None:
-    """Sends `ready` once all are connected. (`send`, s): `Told` after that time; `end`."""
+    """Sends `ready` when all are linked. (`send`, s): `Told` after that time; `active`: how many may send; `end`."""
     sys.setswitchinterval(SWITCH_S)
     from tmrl_core.networking.transports.base import new_event_loop
 
@@ -115,8 +117,13 @@ async def _links(network: Network, load: Load, pipe: Pipe) -> None:
     settings = settings_of(network)
     transport, token = client_transport(settings, "worker")
     buffer = Buffer(maxlen=None)
-    observation = np.random.default_rng(0).integers(0, 255, load.message_bytes, np.uint8)
-    buffer.append_sample((np.zeros(1, np.float32), observation, 0.0, False, True, {}))
+    rng = np.random.default_rng(0)
+    for row in range(load.rows):
+        observation = rng.random(3).astype(np.float32)
+        buffer.append_sample((np.zeros(1, np.float32), observation, 0.0, False, row == load.rows - 1, {}))
+    if not load.rows:
+        observation = rng.integers(0, 255, load.message_bytes, np.uint8)
+        buffer.append_sample((np.zeros(1, np.float32), observation, 0.0, False, True, {}))
     body = b"".join(encode_message_buffers(buffer.take()[0], (), compression="none"))
     peers = [_Peer(load, i, token, body) for i in range(load.connections)]
     gate = asyncio.Semaphore(AT_ONCE)
@@ -143,6 +150,10 @@ async def _links(network: Network, load: Load, pipe: Pipe) -> None:
     loop = asyncio.get_running_loop()
     loop.add_reader(pipe.fileno(), lambda: commands.put_nowait(pipe.recv()))
     while (command := await commands.get())[0] != "end":
+        if command[0] == "active":
+            links = [peer.connection for peer in peers if peer.sender.active]
+            pipe.send(sum(link is not None and not link.closing for link in links))
+            continue
         before = sum(peer.acknowledged for peer in peers)
         lost = sum(peer.lost for peer in peers)
         for peer in peers:

@@ -22,7 +22,7 @@ def test_the_settings_are_the_parameters_of_the_class(algorithm: Algorithm) -> N
     assert set(parameters) == algorithm.keywords | {"observation_space", "action_space", "device"}
     for one in dataclasses.fields(algorithm.settings):
         assert parameters[one.name].default == one.default
-        assert f"        {one.name}: " in agent.__doc__
+        assert f"\n    {one.name}: " in agent.__doc__
 
 
 def test_the_error_for_an_unknown_keyword_lists_the_known_ones() -> None:

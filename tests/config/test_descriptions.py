@@ -39,7 +39,7 @@ class Machine:
 
 def test_parameters_get_the_descriptions_of_keys_unless_they_have_one() -> None:
     text = Machine.__doc__ or ""
-    arguments = text[text.index("Args:") : text.index("Raises:")].split("\n        ")
+    arguments = text[text.index("Args:") : text.index("Raises:")].split("\n    ")
     assert [line.strip() for line in arguments[1:]] == [
         "color: said here.",
         "size: Number of parts. None: all of them, ...",
@@ -59,14 +59,18 @@ def test_the_text_behind_a_field_describes_it_in_derived_sections_too() -> None:
 @pytest.mark.parametrize(
     ("written", "completed"),
     [
-        ("One line.", "One line.\n\n    Args:\n        size: Size in bytes.\n"),
+        ("One line.", "One line.\n\nArgs:\n    size: Size in bytes.\n"),
         (
             "One line.\n\n    Args:\n        other: it.\n    ",
-            "One line.\n\n    Args:\n        other: it.\n        size: Size in bytes.\n",
+            "One line.\n\nArgs:\n    other: it.\n    size: Size in bytes.\n",
         ),
         (
             "One line.\n\n    Raises:\n        ValueError: so.\n    ",
-            "One line.\n\n    Args:\n        size: Size in bytes.\n\n    Raises:",
+            "One line.\n\nArgs:\n    size: Size in bytes.\n\nRaises:",
+        ),
+        (
+            "As Python 3.13 compiles it.\n\nArgs:\n    other: it.\n",
+            "As Python 3.13 compiles it.\n\nArgs:\n    other: it.\n    size: Size in bytes.\n",
         ),
     ],
 )

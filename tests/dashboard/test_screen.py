@@ -7,7 +7,7 @@ import pytest
 
 from tests.dashboard.played import history, scene, status, worker
 from tmrl_core.dashboard.faults import Seen
-from tmrl_core.dashboard.screen import Screen, curves, screen
+from tmrl_core.dashboard.screen import MOST_ROWS, Screen, curves, screen
 
 
 def shown(seen: Seen, *, may_order: bool = False) -> Screen:
@@ -77,6 +77,20 @@ def test_workers_that_are_left_out_are_counted() -> None:
     assert parts(shown(Seen(scene=told, status=status(100, peers=()))))["Workers"][1] == (
         "3 of 3 in order, 97 more not shown"
     )
+
+
+@pytest.mark.parametrize("trainer", [True, False])
+def test_a_page_of_a_thousand_workers_has_few_rows(trainer: bool) -> None:
+    peer = next(peer for peer in status(1).peers if peer.role == "worker")
+    peers = tuple(msgspec.structs.replace(peer, name=f"robot{number + 1}") for number in range(1_000))
+    told = msgspec.structs.replace(scene(60), workers_left_out=940)
+    found = shown(Seen(scene=told, status=status(1_000, peers=peers, trainer=trainer)))
+    if trainer:
+        assert parts(found)["Workers"] == ("good", "60 of 60 in order, 940 more not shown")
+        assert {row.state for row in found.workers} == {"collecting"}
+    else:
+        assert parts(found)["Workers"][1].endswith("936 more not shown")
+    assert len(found.workers) == (60 if trainer else MOST_ROWS)
 
 
 def test_buttons_need_an_operator_and_a_trainer_that_obeys() -> None:

@@ -15,6 +15,8 @@ from tmrl_core.config import Config, from_values, with_changes
 from tmrl_core.config.run_folder import claim_run_name, forget_unused
 from tmrl_core.errors import ConfigError
 from tmrl_core.local import pipeline as local
+from tmrl_core.metrics import record
+from tmrl_core.metrics.records import encode_line
 from tmrl_core.roles.shutdown import ShutdownSignal
 
 STARVING = {
@@ -123,6 +125,19 @@ def test_a_closed_terminal_does_not_fail_the_run(monkeypatch: pytest.MonkeyPatch
         view.refresh()
         view.say("ended")
     view.say("ended")
+
+
+def test_what_starves_the_trainer_is_said_during_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    config = from_values({"run": {"name": "x"}})
+    config.run_folder.mkdir(parents=True)
+    with local.View(config) as view:
+        for elapsed_s in (1.0, 20.0, 32.0, 50.0):
+            values = {"samples_received": 100_000 * elapsed_s}
+            with config.metrics_path.open("ab") as file:
+                file.write(encode_line(record("round", values, step=100, elapsed_s=elapsed_s, time_s=0.0)))
+            view.refresh()
+            said = capsys.readouterr().out.count("max_env_steps_per_update: 1")
+            assert said == (elapsed_s == 32.0), "once, when the ratio has lasted"
 
 
 def test_new_runs_get_names_of_their_own(tmp_path: Path) -> None:

@@ -99,14 +99,17 @@ def add_descriptions(documented: Class, texts: Mapping[str, str]) -> Class:
 
 
 def with_descriptions(doc: str, texts: Mapping[str, str]) -> str:
-    """Return a docstring with further parameters at the end of its `Args:`, except those that it has."""
-    text = ""
+    """Return a docstring with further parameters at the end of its `Args:`, except those that it has.
+
+    Its lines lose the indentation that they share, as Python 3.13 and newer do with each docstring.
+    """
+    doc, text = inspect.cleandoc(doc), ""
     for name, meaning in texts.items():
-        if f"\n        {name}: " not in doc:
+        if f"\n    {name}: " not in doc:
             line = f"{name}: {meaning}" if meaning.endswith(".") else f"{name}: {meaning}."
-            text += textwrap.fill(line, 120, initial_indent="\n        ", subsequent_indent=" " * 12)
-    arguments = re.search(r"\n    Args:(\n {8}.*)*", doc)
+            text += textwrap.fill(line, 116, initial_indent="\n    ", subsequent_indent=" " * 8)
+    arguments = re.search(r"\nArgs:(\n {4}.*)*", doc)
     if text and arguments is None:
-        text = f"\n\n    Args:{text}"
-        arguments = re.search(r"[^\n](?=\n\n    Raises:|\s*\Z)", doc)
+        text = f"\n\nArgs:{text}"
+        arguments = re.search(r"[^\n](?=\n\nRaises:|\s*\Z)", doc)
     return doc if arguments is None else doc[: arguments.end()] + text + doc[arguments.end() :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
@@ -18,6 +19,8 @@ from tmrl_core.networking.protocol.telemetry import History, Scene, WorkerScene
 
 Level = Literal["good", "note", "warn", "bad", "off"]
 
+MOST_ROWS = 64
+"""Maximum number of workers in the table, of each Server: those with a problem come first, and others are counted."""
 
 _ORDER: dict[Level, int] = {"bad": 0, "warn": 1, "off": 2, "note": 3, "good": 4}
 
@@ -145,7 +148,8 @@ def _workers(everyone: Sequence[Seen]) -> Part:
     if all(seen.state != CONNECTED for seen in everyone):
         return Part("Workers", "off", "unknown")
     rows = [row for seen in everyone for row in _rows(seen)]
-    left_out = sum(seen.scene.workers_left_out for seen in everyone if seen.scene)
+    told = [seen.scene for seen in everyone if seen.scene and (seen.status is None or seen.status.trainer)]
+    left_out = sum(scene.workers_left_out for scene in told)
     total = max(len(rows) + left_out, sum(seen.status.workers for seen in everyone if seen.status))
     if total == 0:
         return Part("Workers", "bad", "none is linked")
@@ -178,8 +182,11 @@ def _rows(seen: Seen) -> list[Row]:
     trainer = seen.status is None or seen.status.trainer
     rows = [_row(worker, seen) for worker in told] if trainer else []
     known = {row.name for row in rows}
+    # Of a large fleet, the scene has chosen whom to show.
+    chosen = seen.scene.run if rows and seen.scene is not None and seen.scene.workers_left_out else None
     peers = seen.status.peers if seen.status is not None else ()
-    rows += [_row_of_peer(peer) for peer in peers if peer.role == "worker" and peer.name not in known]
+    others = (peer for peer in peers if peer.role == "worker" and peer.name not in known and peer.run != chosen)
+    rows += map(_row_of_peer, itertools.islice(others, max(0, MOST_ROWS - len(rows))))
     return rows
 
 

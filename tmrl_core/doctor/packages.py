@@ -5,6 +5,7 @@ docs/environments.md says what was tried. Nothing is imported: a broken package 
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -104,7 +105,7 @@ def _broken(find: Find) -> Iterator[tuple[str, str]]:
         elif each.first is not None and other is not None and _number(other.version) >= _number(each.first):
             yield f"{each.package} {package.version} with {each.other} {other.version}: {each.what}", each.repair
     parts = [part for name in MUJOCO if (part := _found(name, find)) is not None]
-    lost = [file for part in parts for file in part.files or () if not Path(file.locate()).is_file()]
+    lost = [file for part in parts for file in _files(part) if not file.is_file()]
     if lost:
         repair = f"pip install --force-reinstall --no-deps {' '.join(part.metadata['Name'] for part in parts)}"
         yield f"mujoco {parts[0].version}: {len(lost)} of its files are missing", repair
@@ -115,7 +116,13 @@ def _found(name: str, find: Find) -> Distribution | None:
         found = find(name)
     except PackageNotFoundError:
         return None
-    return found if found.version else None  # what an interrupted installation leaves has none
+    return found if "Version" in found.metadata else None  # what an interrupted installation leaves has none
+
+
+def _files(package: Distribution) -> list[Path]:
+    """Return the files that an installation wrote; `package.files` leaves out missing ones from Python 3.12 on."""
+    record = csv.reader((package.read_text("RECORD") or "").splitlines())
+    return [Path(str(package.locate_file(row[0]))) for row in record if row]
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -44,9 +44,12 @@ class Outcome:
         self.samples = 0
         self.updates = 0
         self.elapsed_s = 0.0
+        self.trained_s = 0.0
+        """Time since the first update."""
         self.lack = ""
         """Wait reason of the trainer; empty while it trains."""
         self._has_phase = False
+        self._first_s: float | None = None
 
     def take(self, records: Iterable[MetricRecord]) -> None:
         """Add new records, oldest first."""
@@ -56,6 +59,9 @@ class Outcome:
                 self.lack = ""
             self.updates = max(self.updates, record.step)
             self.elapsed_s = max(self.elapsed_s, record.elapsed_s)
+            if self.updates and self._first_s is None:
+                self._first_s = record.elapsed_s
+            self.trained_s = 0.0 if self._first_s is None else self.elapsed_s - self._first_s
             self.samples = int(record.number(names.SAMPLES_RECEIVED) or self.samples)
             if names.LACK in record.values:
                 self.lack = record.text(names.LACK)

@@ -225,6 +225,10 @@ def changes_for_this_machine(config: Config, workers: int, *, single_process: bo
     return changes
 
 
+ADVICE_S = 30.0
+"""Time of training after which a ratio of steps to updates is believed."""
+
+
 # --- display ----------------------------------------------------------------------------------------------------------
 
 
@@ -239,6 +243,8 @@ class View:
         limits = (evaluation.target_return, evaluation.time_limit_s)
         wanted = evaluation.every_updates > 0 or any(limit is not None for limit in limits)
         self.outcome = Outcome(evaluation.target_return, evaluates=wanted)
+        self._worker = config.worker
+        self._advised = False
         self.display = ProgressDisplay(
             config.run.name, return_target=evaluation.target_return, time_limit_s=evaluation.time_limit_s
         )
@@ -267,6 +273,14 @@ class View:
             records = self._reader.read()
             self.outcome.take(records)
             self.display.update(records)
+            # During the run and not at its end alone: who would wait for an hour for an agent that cannot learn?
+            if (
+                not self._advised
+                and self.outcome.trained_s >= ADVICE_S
+                and (advice := self.outcome.advice(self._worker))
+            ):
+                self._advised = True
+                self.say(advice)
         with contextlib.suppress(OSError):  # the terminal is closed; the roles still end in order
             self._live.refresh()
 

@@ -579,6 +579,17 @@ def test_the_client_reports_a_foreign_ca(keys: Path, tmp_path: Path) -> None:
             worker.wait_connected(DEADLINE_S)
 
 
+def test_a_trainer_that_waits_for_nothing_hears_of_a_refusal(keys: Path, tmp_path: Path) -> None:
+    credentials.create(tmp_path / "other", ["localhost"])
+    with ExitStack() as stack:
+        place = Place("tls", keys, stack)
+        trainer = place.trainer(settings={"credentials_dir": str(tmp_path / "other")})
+        with pytest.raises(HandshakeError):
+            trainer.wait_connected(DEADLINE_S)
+        with pytest.raises(HandshakeError):
+            trainer.receive()
+
+
 def test_the_client_reports_a_wrong_host_name(keys: Path) -> None:
     with ExitStack() as stack:
         place = Place("tls", keys, stack)

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from tests.networking.end_to_end.ends import Ends, signer, verifier
+from tests.networking.relay.test_large_fleets import steps
 from tests.networking.test_unread_answers import give
 from tests.networking.trainer.test_greedy_server import give_frame
 from tests.networking.trainer.test_own_incarnation import said
@@ -75,6 +76,30 @@ def test_signatures_of_authenticated_streams_take_bounded_memory(monkeypatch: py
     members = trainer.state.members.values()
     assert (len(members), sum(len(member.signature) for member in members)) == (100, 90_000)
     assert taken < 1_000_000, "three of the hundred signatures, of 3 MB in all"
+
+
+def test_samples_and_waits_take_as_long_in_a_large_fleet() -> None:
+    def measured(size: int) -> tuple[int, ...]:
+        state = TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=1 << 20)
+        link = TrainerConnection(state, silent_s=1_000, heartbeat_s=1_000)
+        link.connected(Identity("Server"), 0.0)
+        give(link, Welcome(1, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))
+        for channel in range(1, size + 1):
+            give(link, StreamOpened(channel, b"%16d" % channel, "robot"))
+        said(link)
+        give_frame(link, size // 2, FIRST | LAST, SAMPLES_HEAD.pack(0, 0, 0, 1, 0))
+        taken = state.take()
+        counts = (
+            steps(lambda: state.offsets_after(taken)),
+            steps(lambda: state.offsets_of([one.stream for one in taken])),
+            steps(lambda: state.all_wait(bool)),
+            steps(lambda: state.acknowledge(taken[0])),
+            steps(lambda: said(link)),
+        )
+        assert state.offsets_of([taken[0].stream]) == {taken[0].stream: CommittedOffset(1, 1)}
+        return counts
+
+    assert measured(800) == measured(20)
 
 
 def test_the_offsets_after_many_tiny_messages_take_one_pass() -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import cast
@@ -23,7 +24,7 @@ from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.messages import CloseStream, Hello, OpenStream, control_frame
-from tmrl_core.networking.security import credentials, handshakes, tls_contexts
+from tmrl_core.networking.security import certificates, credentials, handshakes, tls_contexts
 from tmrl_core.networking.security.admission import Admission
 from tmrl_core.networking.transports.tls import (
     _LINGER_BYTES,
@@ -218,6 +219,31 @@ def test_each_side_logs_the_known_reason_once_and_the_client_stops(
     assert server_words in said
     assert "refused a connection from 127.0.0.1" in said
     assert "guessed-token" not in said
+
+
+@pytest.mark.parametrize("whose", ["server", "client"])
+def test_a_client_tries_again_while_a_certificate_is_not_valid_yet(
+    tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """Small computers without a clock get the time minutes after their start, when a worker has long begun."""
+    place, there = tmp_path / "place", tmp_path / "there"
+
+    def make() -> None:
+        if whose == "server":
+            credentials.create(place, ["localhost"])
+        else:
+            credentials.install(credentials.bundle(place, "worker", "robot7", tmp_path), there)
+
+    credentials.create(place, ["localhost"])
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "_CLOCK_SLACK", timedelta(days=-1))
+        make()
+    server = serve(stack, place)
+    link = dial(stack, place if whose == "server" else there, server.port)
+    until(lambda: "valid yet" in caplog.text and "trying again" in caplog.text)
+    assert not link.closed
+    make()
+    assert link.wait_connected(DEADLINE_S)
 
 
 @pytest.mark.parametrize("wrong", ["expired client certificate", "foreign client certificate"])

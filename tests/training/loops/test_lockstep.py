@@ -67,7 +67,7 @@ def test_a_stalled_worker_that_waits_is_asked_again() -> None:
 
 def test_streams_that_have_left_are_not_kept_forever() -> None:
     training = TrainingLockstep(SPACES, training_agent_cls=PPOAgent, steps_per_round=8, seed=3, device="cpu")
-    left = {number.to_bytes(16, "big") for number in range(5_000)}
+    left = {number.to_bytes(16, "big") for number in range(MAX_STREAMS + 1)}
     training.suspended = {b"here", *left}
     training._seeded = {b"here", *left}
     suspended = training._begin_round(OneWorker())._suspended
@@ -99,12 +99,12 @@ def test_origins_that_stalled_are_remembered_for_ten_rounds_and_in_bounded_numbe
     training = TrainingLockstep(SPACES, training_agent_cls=PPOAgent, steps_per_round=8, device="cpu")
     training.rounds_done = 20
     training.needed = {"early": (10, 4.0), "late": (20, 2.0)}
-    training.stalled_origins = {"early": 10, **dict.fromkeys(range(5000), 11), "late": 20}
+    training.stalled_origins = {"early": 10, **dict.fromkeys(range(MAX_STREAMS + 1_000), 11), "late": 20}
     training._begin_round(OneWorker())
     assert len(training.stalled_origins) == MAX_STREAMS
     assert "early" not in training.stalled_origins
     assert training.needed == {"late": (20, 2.0)}
-    assert {4_999, "late"} <= training.stalled_origins.keys()
+    assert {MAX_STREAMS + 999, "late"} <= training.stalled_origins.keys()
     training.rounds_done = 30
     training._begin_round(OneWorker())
     assert training.stalled_origins == {}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +14,7 @@ from tmrl_core.training.interface import LocalInterface
 from tmrl_core.training.loops.lockstep_round import LastRows
 from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.memories.held_rows import HeldRows
+from tmrl_core.training.memories.memory import MAX_STREAMS
 from tmrl_core.training.memories.replay import ReplayMemory
 from tmrl_core.training.memories.sequences import SequenceMemory
 
@@ -49,6 +51,23 @@ def test_an_origin_with_many_streams_drops_its_own() -> None:
     for number in range(3):
         held.put(b"%d" % number, 2, number)
     assert dict(held) == {b"0": 2, b"1": 2, b"2": 2}, "a single stream counts by its silence, not by its size"
+
+
+def test_more_streams_than_are_kept_take_no_search() -> None:
+    """Each worker without a certificate is its own origin."""
+    searches = 0
+
+    class Searched(dict[Any, Any]):
+        def __iter__(self) -> Iterator[Any]:
+            nonlocal searches
+            searches += 1
+            return super().__iter__()
+
+    held: HeldRows[int] = HeldRows(lambda size: size)
+    held._streams = Searched()
+    for number in range(MAX_STREAMS + 5):
+        held.put(b"%d" % number, 2, number)
+    assert (len(held), next(iter(held)), searches) == (MAX_STREAMS, b"5", 0)
 
 
 class Idle(TrainingAgent):

@@ -10,7 +10,7 @@ import pytest
 from tmrl_core.errors import StorageError
 from tmrl_core.samples import encode_value
 from tmrl_core.training.memories.layout import RowLayout
-from tmrl_core.training.memories.stream_states import decoded, encoded
+from tmrl_core.training.memories.stream_states import StreamStates, decoded, encoded
 
 TAIL = [3, 7, {"a": (np.zeros((1, 3)),)}]
 
@@ -21,6 +21,16 @@ def test_written_data_is_read_back() -> None:
     assert read["marks"] == changes["marks"]
     assert set(read["tails"]) == {b"s", b"t"}
     assert decoded(b"") == {}
+
+
+def test_the_offsets_of_a_large_fleet_are_kept() -> None:
+    """A trainer that was killed would take what it has again, or count what it has as dropped."""
+    states = StreamStates()
+    for number in range(5_000):
+        states.apply({"marks": {b"%16d" % number: [1, 20]}, "tails": {b"%16d" % number: TAIL}})
+    states.apply({"tails": {b"%16d" % 0: None}})
+    read = decoded(encoded(states.whole()))
+    assert (len(read["marks"]), len(read["tails"])) == (5_000, 4_999)
 
 
 @pytest.mark.parametrize(

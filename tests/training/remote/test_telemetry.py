@@ -148,6 +148,25 @@ def test_a_scene_of_a_large_run_fits() -> None:
     assert scene.events[-1].message
 
 
+def test_of_many_workers_those_with_a_problem_are_shown_first() -> None:
+    run = Run()
+    streams = [run.joined(number, f"robot{number}") for number in range(1_000)]
+    state, run.now = run.link.trainer, run.now + STANDS_S
+    for stream in streams:
+        state.receivers[stream].heard_at = run.now
+    state.receivers[streams[700]].gap_samples = 4
+    state.receivers[streams[800]].heard_at = None
+    state.receivers[streams[850]].heard_at = None
+    state.waits[streams[850]] = "an update"
+    run.progressing = run.progressing._replace(
+        paused_workers=frozenset({"robot900"}), refusals={streams[999]: "another environment"}
+    )
+    scene = run.scene()
+    shown = [worker.name for worker in scene.workers]
+    assert shown[:6] == ["robot999", "robot900", "robot800", "robot700", "robot0", "robot1"]
+    assert len(shown) + scene.workers_left_out == 1_000
+
+
 def test_a_history_of_a_long_run_fits(run: Run) -> None:
     for step in range(800):
         run.write("episode", step, return_train=float(step), samples_received=1 << 40)

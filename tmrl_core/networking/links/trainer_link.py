@@ -115,11 +115,17 @@ class TrainerLink(Link[TrainerConnection]):
 
         Args:
             most_bytes: return messages that take about so many bytes in memory, and at least one if there is one.
+
+        Raises:
+            NetworkError: the Server refuses this trainer permanently. A trainer with a full memory waits for nothing,
+                and would train without a link unnoticed.
         """
         state = self.trainer
         with state.lock:
             received = state.inbox.take(most_bytes)
             self.has_more = bool(state.inbox)
+        if not received and self._failure is not None:
+            raise self._failure
         return received
 
     def wait(self, timeout_s: float, condition: Callable[[], bool] = lambda: False) -> bool:

@@ -127,6 +127,14 @@ def _explain_client(exc: ssl.SSLCertVerificationError) -> str:
     return f"the peer's certificate was not accepted ({exc.verify_message}). {renew}"
 
 
+def is_too_early(exc: Exception) -> bool:
+    """Return True if a certificate was not valid yet, by the clock here or, as far as can be seen, by that there."""
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return exc.verify_code in _NOT_YET_VALID
+    # OpenSSL has no alert of its own for it, and other alerts for a foreign CA, a revocation and a wrong purpose.
+    return "ALERT_BAD_CERTIFICATE" in reason_of(exc)
+
+
 def reason_of(exc: Exception) -> str:
     """Return OpenSSL's name of a failure; empty for the end of a connection, and for other errors."""
     return getattr(exc, "reason", None) or "" if isinstance(exc, ssl.SSLError) else ""

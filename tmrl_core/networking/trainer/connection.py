@@ -428,6 +428,11 @@ class TrainerState(ClientState):
         with self.lock:
             return self.waits.get(stream, "")
 
+    def all_wait(self, matches: Callable[[str], bool]) -> bool:
+        """Return True if the wait reasons of all linked workers match; the search ends at the first that does not."""
+        with self.lock:
+            return all(matches(self.waits.get(stream, "")) for stream in self.members)
+
     def take_member_changes(self) -> tuple[dict[bytes, Member], set[bytes]]:
         """Return the workers that were linked, and the streams that have left, since the last call; see `Members`."""
         with self.lock:
@@ -457,6 +462,11 @@ class TrainerState(ClientState):
         latest = {one.stream: one.number for one in received}  # each search looks at all messages of a stream
         with self.lock:
             return {stream: self.receivers[stream].offset_after(number) for stream, number in latest.items()}
+
+    def offsets_of(self, streams: Iterable[bytes]) -> dict[bytes, CommittedOffset]:
+        """Return the committed offsets of these streams."""
+        with self.lock:
+            return {stream: self.receivers[stream].offset for stream in streams}
 
     @property
     def offsets(self) -> dict[bytes, CommittedOffset]:

@@ -65,7 +65,7 @@ from tmrl_core.networking.protocol.framing import spare
 from tmrl_core.networking.security.admission import Admission, PendingConnection
 from tmrl_core.networking.security.authentication import ClientAccess, ServerAccess
 from tmrl_core.networking.security.certificates import clean_serial
-from tmrl_core.networking.security.handshakes import reason_of, weight_of
+from tmrl_core.networking.security.handshakes import is_too_early, reason_of, weight_of
 from tmrl_core.networking.transports.base import LINGER_S, Driver, Listener, Transport
 from tmrl_core.networking.transports.port_holder import port_in_use_text
 from tmrl_core.networking.transports.read_turns import ReadTurns
@@ -749,6 +749,8 @@ def _rtt_s(sock: socket.socket) -> float | None:
 
 def _is_about_credentials(exc: Exception) -> bool:
     """Return True if a failed handshake would fail again with the same credentials."""
+    if is_too_early(exc):
+        return False  # a small computer without a clock of its own gets the time minutes after its start
     if isinstance(exc, ssl.SSLCertVerificationError):
         return True
     reason = reason_of(exc)

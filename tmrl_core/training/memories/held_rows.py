@@ -67,10 +67,15 @@ class HeldRows(MutableMapping[bytes, Held]):
             self._drop()
 
     def _drop(self) -> None:
+        if len(self._streams) == len(self):
+            self._drop_stream(next(iter(self._held)))  # each has an origin of its own: no search among all of them
+            return
         too_many = len(self) > MAX_STREAMS
         most = max(self._streams, key=lambda origin: len(self._streams[origin]) if too_many else self._bytes[origin])
         streams = self._streams[most] if len(self._streams[most]) > 1 else self._held
-        stream = next(iter(streams))
+        self._drop_stream(next(iter(streams)))
+
+    def _drop_stream(self, stream: bytes) -> None:
         if not self._logged:
             self._logged = True
             logger.warning(

@@ -24,8 +24,9 @@ from tmrl_core.training.memories.layout import Array, stored_dtype
 from tmrl_core.training.memories.trees import flatten
 from tmrl_core.training.value_types import Batch, Device, Tree
 
-MAX_STREAMS = 4096
-"""Maximum number of streams whose last row is kept. The stream that has been silent for longest is dropped first."""
+MAX_STREAMS = 32_768
+"""Maximum number of streams whose last row is kept. The stream that has been silent for longest is dropped first: of
+more streams that send in turn, each has lost its row when it sends again."""
 
 MOST = 1 << 62
 """Maximum size, so that sums of two sizes stay within int64."""

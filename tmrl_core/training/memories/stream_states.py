@@ -13,8 +13,9 @@ from tmrl_core.samples.columns import leaves, tree_bytes
 from tmrl_core.storage import MAX_NOTE_BYTES
 from tmrl_core.training.value_types import State, Tree
 
-MAX_STREAMS = 4096
-"""Maximum number of streams whose state is kept. The stream that has been silent for longest is forgotten first."""
+MAX_STREAMS = 32_768
+"""Maximum number of streams whose state is kept, as many as a trainer has on a link. The stream that has been silent
+for longest is forgotten first: a trainer that is killed then has no offset of it, and may take messages twice."""
 MAX_TAILS_BYTES = 32 << 20
 """Maximum size of the streams' last rows in one record. Beyond it, the last row of the longest silent stream is
 dropped."""

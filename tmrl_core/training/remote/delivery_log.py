@@ -52,7 +52,8 @@ class DeliveryLog:
                 same messages.
         """
         link, training = self._link, self._training
-        after, before = link.trainer.offsets_after(received), link.trainer.offsets
+        after = link.trainer.offsets_after(received)
+        before = link.trainer.offsets_of(after)
         # Messages dropped by the worker lie between the committed ones, the arrived ones and the new offset.
         messages = sum(offset.next_number - before[stream].next_number for stream, offset in after.items())
         samples = sum(offset.position - before[stream].position for stream, offset in after.items())

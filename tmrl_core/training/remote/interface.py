@@ -483,8 +483,7 @@ class RemoteInterface(TrainingInterface):
         # Who waits for an operator does not starve.
         if self.operations.pauses or self._is_worker_missing(self._clock()) or not self.progress.lack:
             return []
-        waits = self.link.waits
-        return waits if all(starves(text) for _, text in waits) else []
+        return self.link.waits if self.link.trainer.all_wait(starves) else []
 
     # --- policies and directives --------------------------------------------------------------------------------------
 

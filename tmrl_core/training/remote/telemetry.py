@@ -11,7 +11,8 @@
 # `RATE_S`, since a worker that sends once in a few seconds would otherwise seem to stop and go.
 #
 # What workers and records say may be of any length, and a scene has 8 kB. It is shortened where that is seen least:
-# workers beyond the first ones are counted, old events left out, then settings.
+# of many workers, those with a problem are shown, then the first ones, and the others are counted; old events are left
+# out, then settings.
 #
 # With network.end_to_end: encrypt, the relay must not read what this trainer sends, and viewers have no key of the run.
 # A scene then says what the Server knows anyway, and the answers to orders.
@@ -39,6 +40,7 @@ from tmrl_core.networking.protocol.telemetry import (
     State,
     WorkerScene,
 )
+from tmrl_core.networking.trainer import Member
 
 MOST_WORKERS = 64
 """Maximum number of workers in a scene, if they fit."""
@@ -179,6 +181,8 @@ class RunTelemetry:
         state, clock = self._link.trainer, self._clock()
         with state.lock:
             live = [member for member in state.members.values() if member.live]
+            if len(live) > MOST_WORKERS:
+                live.sort(key=lambda member: self._order(member, now, clock))
             chosen = live[:MOST_WORKERS]
             receivers = {member.stream: state.receivers.get(member.stream) for member in chosen}
             waits = {member.stream: state.waits.get(member.stream, "") for member in chosen}
@@ -208,6 +212,24 @@ class RunTelemetry:
                 )
             )
         return tuple(shown), len(live) - len(chosen)
+
+    def _order(self, member: Member, now: Progressing, clock: float) -> int:
+        """Return the place of a worker among those that are shown: the worst problems first. The caller has the lock.
+
+        Dropped samples come last, because a worker that has lost some long ago may be well.
+        """
+        state, stream = self._link.trainer, member.stream
+        receiver = state.receivers.get(stream)
+        heard_at = None if receiver is None else receiver.heard_at
+        silent_s = clock - (member.since_s if heard_at is None else heard_at)
+        problems = (
+            stream in now.refusals,
+            member.name in now.paused_workers,  # to be resumed
+            silent_s >= STANDS_S and not state.waits.get(stream),
+            receiver is not None and receiver.gap_samples > 0,
+            True,
+        )
+        return problems.index(True)
 
     # --- histories ---
 
