@@ -765,7 +765,7 @@ MUTATIONS = (
         "sessions-of-a-revoked-key-go-on",
         GATEWAY,
         "tmrl_core/gateway/client_sessions.py",
-        "            ended += [client for client in usage.clients.values() if client not in ended]\n",
+        "            ended += usage.clients.values()\n",
         "",
         ("tests/gateway/test_client_sessions.py::test_sessions_of_a_revoked_key_end",),
     ),

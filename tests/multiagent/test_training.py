@@ -14,6 +14,7 @@ from tests.multiagent.remote_scenario import AGENTS, Manager, Weights, assembly,
 from tests.multiagent.test_experiences import same
 from tmrl_core.errors import BadUpdatesError, CheckpointError
 from tmrl_core.multiagent import AgentManager, EpisodeResult, MultiAgentTraining
+from tmrl_core.multiagent.training import agent_metrics, policy_metrics
 from tmrl_core.multiagent.trajectory import Columns, Experiences
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 
@@ -47,6 +48,15 @@ def test_rounds_without_a_usable_update_end_training() -> None:
     assert (training.total_updates, training.updates_skipped) == (8, 4)
     with pytest.raises(BadUpdatesError, match="3 updates in a row"):
         train()
+
+
+def test_hundreds_of_policies_have_common_metrics() -> None:
+    metrics = {f"p{number}": {"loss": float(number), SKIPPED: 1.0} for number in range(101)}
+    assert policy_metrics(metrics) == {"train/loss": 50.0}
+    assert agent_metrics(dict.fromkeys(metrics, 3)) == {"rollout/experiences": 303}
+    del metrics["p100"]
+    assert policy_metrics(metrics)["train/p99/loss"] == 99.0
+    assert agent_metrics(dict.fromkeys(metrics, 3))["rollout/experiences/p99"] == 3
 
 
 def test_a_checkpoint_holds_policies_pools_exploration_and_generators(tmp_path: Path) -> None:

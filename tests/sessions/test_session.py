@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, Segment
 from tmrl_core.sessions.session import LEAST_OPEN_BYTES, Session, SessionJoiner, open_bytes, sessions_of
 
 
@@ -236,6 +237,31 @@ def test_an_endless_episode_is_cut_and_loses_no_step(caplog: pytest.LogCaptureFi
     joiner.tell("the recording")
     assert "the recording: unfinished sessions had more than 0.0 GB" in caplog.text
     assert f"so {len(found) - 1} were cut" in caplog.text
+
+
+def test_an_unfinished_session_keeps_its_rows_alone() -> None:
+    def message(number: int) -> Chunk:
+        rows = np.arange(2001)
+        return Chunk(
+            rows=len(rows),
+            action=np.zeros((len(rows), 1)),
+            action_present=(rows != 0) & (rows != 1991),
+            observation=np.zeros((len(rows), 100)),  # 1.6 MB
+            reward=np.zeros(len(rows)),
+            terminated=rows == 1990,
+            truncated=np.zeros(len(rows), np.bool_),
+            segments=(Segment(1991, 2 * number, 0, 1, 1), Segment(10, 2 * number + 1, 0, 1, 1)),
+        )
+
+    joiner = SessionJoiner()
+    tracemalloc.start()
+    try:
+        ended = [len(session) for number in range(20) for session in joiner.add(message(number))]
+        assert tracemalloc.get_traced_memory()[0] < 6e6
+    finally:
+        tracemalloc.stop()
+    assert ended == [1990] * 20
+    assert [len(session) for session in joiner.finish()] == [9] * 20
 
 
 def test_an_episode_of_a_camera_is_one_session() -> None:

@@ -24,8 +24,9 @@ start) and `worker/<worker>/lateness_p999` (99.9th percentile of recent steps, i
 `worker/<worker>/intervention_rate` (share of the steps since the latest record that the person acted),
 `rollout/intervention_rate` (mean over the latest episodes) and `rollout/takeovers` (mean number in an episode); with
 many agents `train/<policy>/<name>` and `rollout/experiences/<agent>`, the number of an agent's experiences in the
-round. The infos of the latest training episodes give the means `rollout/success_rate` and `rollout/info/<key>`, those
-of evaluations the same names under `eval/`, and those of one episode `rollout/ep_info/<key>`."""
+round (of more than 100 `train/<name>`, their mean, and `rollout/experiences`, their sum). The infos of the latest
+training episodes give the means `rollout/success_rate` and `rollout/info/<key>`, those of evaluations the same names
+under `eval/`, and those of one episode `rollout/ep_info/<key>`."""
 
 OF_ROWS: Final[dict[str, str]] = {
     "success_rate": "rollout/success_rate",

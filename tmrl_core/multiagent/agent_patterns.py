@@ -33,10 +33,10 @@ def policy_by_agent(agents: Mapping[str, str], agent_ids: Sequence[str]) -> dict
         if name := agent if agent in agents else next(iter(names), None):
             found[agent] = agents[name]
     if missing := [agent for agent in agent_ids if agent not in found]:
-        raise ConfigError(f"agents names no policy for {missing}; it has {list(agents)}")
+        raise ConfigError(f"agents names no policy for {missing}; it has {list(agents)!r:.300}")
     for name in patterns:
         if not any(name in names for names in matching.values()):
-            raise ConfigError(f"agents: the pattern {name!r} matches none of the agents {list(agent_ids)}")
+            raise ConfigError(f"agents: the pattern {name!r} matches none of the agents {list(agent_ids)!r:.300}")
     return found
 
 

@@ -79,7 +79,7 @@ class Explorer:
 
     def _known(self, values: Mapping[str, float]) -> Mapping[str, float]:
         if unknown := list(values.keys() - set(self.agent_ids)):
-            raise ConfigError(f"no agents of this explorer: {unknown}; its agents are {list(self.agent_ids)}.")
+            raise ConfigError(f"no agents of this explorer: {unknown}; its agents are {list(self.agent_ids)!r:.300}.")
         return values
 
     def _per_agent(self, name: str, value: PerAgent, lowest: float, highest: float) -> dict[str, float]:

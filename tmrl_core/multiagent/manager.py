@@ -103,7 +103,7 @@ class AgentManager:
         self.mode: Mode = mode
         self.agent_ids = tuple(agent_ids)
         if not self.agent_ids or len(set(self.agent_ids)) < len(self.agent_ids):
-            raise ConfigError(f"agent_ids must be one or more unique ids, got {list(self.agent_ids)}")
+            raise ConfigError(f"agent_ids must be one or more unique ids, got {list(self.agent_ids)!r:.300}")
         self.state_shaper = state_shaper or _StateOfEvent()
         self.action_shaper = action_shaper
         self.experience_shaper = experience_shaper or KStepExperienceShaper()
@@ -197,7 +197,7 @@ class AgentManager:
             ) from exc
         if name not in self.agents:
             raise EpisodeError(
-                f"the decision event names the agent {name!r}; the agents are {list(self.agents)}. "
+                f"the decision event names the agent {name!r}; the agents are {list(self.agents)!r:.300}. "
                 "Correct the environment's event, or add the agent to agent_ids"
             )
         try:
@@ -337,7 +337,8 @@ class AgentManager:
         """Return the algorithms by policy name, and complete `policy_of`."""
         if set(self.agents) != set(self.agent_ids):
             raise ConfigError(
-                f"assemble_agents must make one agent for each of {list(self.agent_ids)}, got {list(self.agents)}"
+                f"assemble_agents must make one agent for each of {list(self.agent_ids)!r:.300}, got "
+                f"{list(self.agents)!r:.300}"
             )
         first: dict[int, str] = {}
         policies: dict[str, AgentAlgorithm] = {}

@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.sections import LockstepSection, TrainerSection
 from tmrl_core.errors import ConfigError, LinkClosedError
+from tmrl_core.multiagent.agent import mean_metrics
 from tmrl_core.multiagent.experiences import MAX_EPISODE_BYTES
 from tmrl_core.multiagent.learner import EpisodeResult, Learner, episode_seeds
 from tmrl_core.multiagent.manager import AgentManager
@@ -45,6 +46,11 @@ from tmrl_core.training.value_types import Batch, Device, Metrics, State
 
 if TYPE_CHECKING:
     from tmrl_core.config import Config
+
+
+MOST_NAMED = 100
+"""Number of policies or agents above which they have no metrics of their own: 2,000 policies take 316 kB a round, and a
+page with 8,000 curves shows nothing."""
 
 
 class ManagedAgents(StateOwner):
@@ -185,14 +191,8 @@ class MultiAgentTraining(TrainingLockstep):
         self.updates_skipped += sum(skipped for _, skipped in made)
         useless = any(number and number == skipped for number, skipped in made)
         self._bad.note(self.rounds_done + 1, {SKIPPED: True} if useless else {}, None)
-        values = {
-            f"train/{policy}/{name}": value
-            for policy, metrics in result.metrics.items()
-            for name, value in metrics.items()
-            if name != SKIPPED
-        }
         statistics = self.statistics
-        statistics.add(values)
+        statistics.add(policy_metrics(result.metrics))
         statistics.updates = updates
         statistics.training_s += training_s
         if updates:
@@ -207,8 +207,23 @@ class MultiAgentTraining(TrainingLockstep):
             **super()._row(),
             "memory_len": sum(map(len, self.agent.pools.values())),
             **self._of_round,
-            **{f"rollout/experiences/{agent}": rows for agent, rows in memory.experiences_by_agent().items()},
+            **agent_metrics(memory.experiences_by_agent()),
         }
+
+
+def policy_metrics(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the metrics of each policy under its name; of more than `MOST_NAMED` policies, the means of all."""
+    kept = {policy: {name: value for name, value in own.items() if name != SKIPPED} for policy, own in metrics.items()}
+    if len(kept) > MOST_NAMED:
+        return {f"train/{name}": value for name, value in mean_metrics(list(kept.values())).items()}
+    return {f"train/{policy}/{name}": value for policy, own in kept.items() for name, value in own.items()}
+
+
+def agent_metrics(experiences: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of each agent's experiences under its name; of more than `MOST_NAMED` agents, the sum."""
+    if len(experiences) > MOST_NAMED:
+        return {"rollout/experiences": sum(experiences.values())}
+    return {f"rollout/experiences/{agent}": rows for agent, rows in experiences.items()}
 
 
 @contextlib.contextmanager

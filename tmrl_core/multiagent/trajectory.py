@@ -123,7 +123,7 @@ def experience_problem(experiences: Any, agents: Collection[str]) -> str | None:
         return f"experiences must map agent ids to columns, got {type(experiences).__name__}"
     for agent, columns in experiences.items():
         if agent not in agents:
-            return f"experiences name the agent {agent!r}; the agents are {list(agents)}"
+            return f"experiences name the agent {agent!r}; the agents are {list(agents)!r:.300}"
         if not isinstance(columns, Mapping):
             return f"the experiences of {agent!r} must map keys to columns, got {type(columns).__name__}"
         if missing := [key for key in ("state", "action", "reward") if key not in columns]:

@@ -273,9 +273,12 @@ class SessionJoiner:
             if session is None:
                 session = self._open[key] = _Open(rows.slice(0, 1), first_step, tally)
                 rows = rows.slice(1, rows.rows)
+            ended = chunk.terminated[stop - 1] or chunk.truncated[stop - 1]
             if rows.rows:
+                if not ended and 2 * rows.rows < chunk.rows:
+                    rows = rows.where(np.ones(rows.rows, np.bool_))  # a view keeps the whole message in memory
                 session.append(rows)
-            if chunk.terminated[stop - 1] or chunk.truncated[stop - 1]:
+            if ended:
                 del self._open[key]
                 self._compare(session, recorded.get(episode))
                 found.append(session.session(recorded.get(episode)))

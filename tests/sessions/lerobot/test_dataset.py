@@ -63,7 +63,8 @@ def test_sessions_come_back_without_a_difference(tmp_path: Path, of: Spaces) -> 
 def test_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset, "FILE_BYTES", 1)
     monkeypatch.setattr(dataset, "FILES_IN_CHUNK", 2)
-    given = [make_session((BOX, BOX), 3, number) for number in range(5)]
+    monkeypatch.setattr(dataset, "ROWS_AT_ONCE", 2)
+    given = [make_session((BOX, BOX), 3, number, seed=7 if number == 3 else None) for number in range(5)]
     write_lerobot(tmp_path / "made", given, (BOX, BOX))
     names = sorted(str(path.relative_to(tmp_path / "made")) for path in (tmp_path / "made").glob("data/*/*"))
     assert names[0] == "data/chunk-000/file-000.parquet"

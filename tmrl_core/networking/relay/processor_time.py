@@ -30,7 +30,7 @@ and each principal has a share of it, `TRAINER_SHARE`.
 # One token may belong to a whole fleet, so its share grows with its links: `SHARE` for each `LINKS_OF_ONE`, which is
 # all that a certificate may have, and `MOST_SHARES` at most. A thousand workers with one token have 0.39 of a core. The
 # share at once grows too: beyond 512 links the burst takes a whole core, for 10 s at most (5 s of use and what is
-# earned meanwhile). With half of a core, the pauses of a thousand links alone would use it up.
+# earned meanwhile). With half of a core, the pauses of 5,000 links alone would use it up.
 #
 # Handshakes, and the first stream of a link, count for certificates only, because the machines of a fleet with one
 # token connect again together. A principal beyond its burst is not read for a while, on all of its links, and its

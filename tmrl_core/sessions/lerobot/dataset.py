@@ -78,6 +78,8 @@ OWN_EPISODES = "meta/tmrl_core_episodes.parquet"
 # Both as lerobot's own writer has them; they are also stated in meta/info.json.
 FILES_IN_CHUNK = 1000
 FILE_BYTES = 100 << 20
+ROWS_AT_ONCE = 1000
+"""Number of episodes whose rows become Arrow at once."""
 MAX_JSON_BYTES = 64 << 20
 MAX_ITEM_SIZE = 1 << 26
 """Maximum number of elements of an observation or action."""
@@ -241,14 +243,41 @@ def _space_of(feature: Mapping[str, Any]) -> Space[Any]:
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
+class _Rows:
+    """Rows of one file, kept as Arrow: as Python objects, the statistics of 100,000 episodes would take 5 GB."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._latest: list[dict[str, Any]] = []
+        self._tables: list[Any] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, row: dict[str, Any]) -> None:
+        self._count += 1
+        self._latest.append(row)
+        if len(self._latest) == ROWS_AT_ONCE:
+            self._convert()
+
+    def table(self) -> Any:
+        self._convert()
+        # A column without values in one part, such as that of seeds, gets the type that it has in another.
+        return _pyarrow().concat_tables(self._tables, promote_options="default")
+
+    def _convert(self) -> None:
+        if self._latest:
+            self._tables.append(_pyarrow().Table.from_pylist(self._latest))
+            self._latest = []
+
+
 class _Writer:
     def __init__(self, folder: Path, of: Spaces, fps: int) -> None:
         self._folder, self._of, self._fps = folder, of, fps
         self._features: dict[str, dict[str, Any]] = {}
         self._stats: dict[str, FeatureStats] = {}
         self._scalars: list[str] = []
-        self._episodes: list[dict[str, Any]] = []
-        self._own: list[dict[str, Any]] = []
+        self._episodes, self._own = _Rows(), _Rows()
         self._frames = 0
         self._file = -1
         self._writer: Any = None
@@ -348,9 +377,10 @@ class _Writer:
         meta = self._folder / "meta"
         episodes = meta / "episodes" / "chunk-000" / "file-000.parquet"
         episodes.parent.mkdir(parents=True)
-        rows = [{**row, "tasks": [task]} for row in self._episodes]
-        pa.parquet.write_table(pa.Table.from_pylist(rows), episodes, write_page_checksum=True)
-        table = pa.Table.from_pylist(self._own)
+        table = self._episodes.table()
+        table = table.append_column("tasks", pa.array([[task]] * len(table), pa.list_(pa.string())))
+        pa.parquet.write_table(table, episodes, write_page_checksum=True)
+        table = self._own.table()
         # If no session has a seed, the column would be of no type, and could not be read together with others.
         seed = table.schema.get_field_index("seed")
         table = table.set_column(seed, "seed", table.column(seed).cast(pa.string()))
