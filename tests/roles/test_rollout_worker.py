@@ -452,12 +452,13 @@ def test_workers_of_one_name_in_one_run_play_other_episodes(
     make: Any, config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     seeded = msgspec.structs.replace(config, run=RunSection(name="tests", folder=config.run.folder, seed=7))
-    alone, first, second, third = (make(config=seeded, standalone=number == 0) for number in range(4))
-    began = [first_obs(alone)]
-    for worker in (first, second, third):
+    began, workers = [first_obs(make(config=seeded, standalone=True))], []
+    for number in (1, 2, 3):  # one after the other: numbers are given in the order of connections
+        workers.append(worker := make(config=seeded))
         assert worker.link.wait_connected(10)
-        until(functools.partial(is_placed, worker, worker is not first))
+        until(functools.partial(is_placed, worker, number > 1))
         began.append(first_obs(worker))
+    second = workers[1]
     assert began[0] == began[1], "the first has the seed of its name, as if it were alone"
     assert len({tuple(one) for one in began}) == 3
     second.collect_train_episode()
