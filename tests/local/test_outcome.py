@@ -66,6 +66,16 @@ def test_simulators_that_starve_the_trainer_are_named_with_the_key_that_makes_th
     assert outcome.advice(WorkerSection()) == ""
 
 
+def test_samples_before_the_first_update_starve_nobody() -> None:
+    outcome = Outcome(None)
+    for samples, updates, elapsed_s in ((50_010, 10, 60.0), (50_310, 310, 90.0)):
+        outcome.take([made("round", {"samples_received": samples}, step=updates, elapsed_s=elapsed_s, time_s=0.0)])
+    assert outcome.trained_s == 30.0
+    assert outcome.advice(WorkerSection()) == ""
+    outcome.take([made("round", {"samples_received": 90_000}, step=320, elapsed_s=100.0, time_s=0.0)])
+    assert "The workers made 129 steps for each update" in outcome.advice(WorkerSection())
+
+
 def test_a_finished_run_names_the_way_to_continue() -> None:
     assert "finished before. To continue, raise trainer.epochs" in Outcome(None).sentence()
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, Segment
-from tmrl_core.sessions.session import Session, SessionJoiner, open_bytes, sessions_of
+from tmrl_core.sessions.session import LEAST_OPEN_BYTES, Session, SessionJoiner, open_bytes, sessions_of
 
 
 def play(buffer: Buffer, episode: int, steps: int, end: str = "terminated", extras: bool = False) -> list[Any]:
@@ -265,6 +266,16 @@ def test_an_unfinished_session_keeps_its_rows_alone() -> None:
 
 def test_an_episode_of_a_camera_is_one_session() -> None:
     assert open_bytes() >= 30 * 30 * 640 * 480 * 3  # 30 s at 30 Hz
+
+
+@pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
+@pytest.mark.parametrize(("limit", "found"), [("6442450944\n", 6442450944 // 4), ("1000\n", LEAST_OPEN_BYTES)])
+def test_a_container_has_the_memory_of_its_group(tmp_path: Path, name: str, limit: str, found: int) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(limit)
+    assert open_bytes(tmp_path) == min(found, open_bytes(tmp_path / "none"))
+    (tmp_path / name).write_text("max\n")
+    assert open_bytes(tmp_path) == open_bytes(tmp_path / "none")
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,12 @@ def _found(name: str, find: Find) -> Distribution | None:
 
 
 def _files(package: Distribution) -> list[Path]:
-    """Return the files that an installation wrote; `package.files` leaves out missing ones from Python 3.12 on."""
+    """Return the files that an installation wrote; `package.files` leaves out missing ones from Python 3.12 on.
+
+    Compiled ones are no loss: images of containers leave them out, and Python writes them again.
+    """
     record = csv.reader((package.read_text("RECORD") or "").splitlines())
-    return [Path(str(package.locate_file(row[0]))) for row in record if row]
+    return [Path(str(package.locate_file(row[0]))) for row in record if row and not row[0].endswith(".pyc")]
 
 
 def _number(version: str) -> tuple[int, ...]:

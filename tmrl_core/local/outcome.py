@@ -49,7 +49,8 @@ class Outcome:
         self.lack = ""
         """Wait reason of the trainer; empty while it trains."""
         self._has_phase = False
-        self._first_s: float | None = None
+        self._first: tuple[float, int, int] | None = None
+        """Time, samples and updates of the first record with an update."""
 
     def take(self, records: Iterable[MetricRecord]) -> None:
         """Add new records, oldest first."""
@@ -59,10 +60,10 @@ class Outcome:
                 self.lack = ""
             self.updates = max(self.updates, record.step)
             self.elapsed_s = max(self.elapsed_s, record.elapsed_s)
-            if self.updates and self._first_s is None:
-                self._first_s = record.elapsed_s
-            self.trained_s = 0.0 if self._first_s is None else self.elapsed_s - self._first_s
             self.samples = int(record.number(names.SAMPLES_RECEIVED) or self.samples)
+            if self.updates and self._first is None:
+                self._first = self.elapsed_s, self.samples, self.updates
+            self.trained_s = 0.0 if self._first is None else self.elapsed_s - self._first[0]
             if names.LACK in record.values:
                 self.lack = record.text(names.LACK)
             mean = record.number(names.RETURN_EVALUATION) if record.kind == "evaluation" else None
@@ -101,7 +102,9 @@ class Outcome:
 
     def advice(self, worker: WorkerSection) -> str:
         """Return how to give the processor to a trainer that simulators have starved of it; else an empty text."""
-        steps = self.samples // max(self.updates, 1)
+        # The samples before the first update (`trainer.start_training`) starve nobody.
+        _, samples, updates = self._first if self._first is not None and self.trained_s else (0.0, 0, 0)
+        steps = (self.samples - samples) // max(self.updates - updates, 1)
         waits = worker.collection != "asynchronous" or worker.max_env_steps_per_update is not None
         if waits or not self.updates or steps < MANY_STEPS_PER_UPDATE:
             return ""

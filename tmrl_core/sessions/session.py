@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -339,8 +341,10 @@ class SessionJoiner:
             yield longest.session(None)
 
 
-def open_bytes() -> int:
+def open_bytes(groups: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the maximum size of unfinished sessions: a quarter of this machine's memory, as joining one doubles it.
+
+    A container has the memory of its control group.
 
     An episode of a minute with two cameras of 640x480 has 3 GB. A cut one would be several episodes in an export.
     """
@@ -348,6 +352,9 @@ def open_bytes() -> int:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # there is no such function on Windows
         memory = 0
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or no limit (max)
+            memory = min(memory, int((groups / name).read_text()))
     return max(memory // 4, LEAST_OPEN_BYTES)
 
 

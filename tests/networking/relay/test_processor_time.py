@@ -490,6 +490,13 @@ def test_a_share_grows_with_the_links_of_a_token(links: int, shares: float) -> N
     assert used == pytest.approx(shares * (BURST_S + SHARE * 100.0), rel=0.05)
 
 
+def test_the_burst_of_a_token_with_very_many_links_ends() -> None:
+    account, now = ProcessorTime({"token worker": 100_000}), 0.0
+    while not account.charge("token worker", READ_S, now):
+        now += READ_S
+    assert now == pytest.approx(MOST_SHARES * BURST_S / (1.0 - MOST_SHARES * SHARE), rel=0.01)
+
+
 def test_links_that_join_during_a_pause_pause_alone() -> None:
     """A pause of all costs time for each; with one for each newcomer, a large fleet would never come to rest."""
     place = Place()

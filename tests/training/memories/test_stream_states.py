@@ -33,6 +33,19 @@ def test_the_offsets_of_a_large_fleet_are_kept() -> None:
     assert (len(read["marks"]), len(read["tails"])) == (5_000, 4_999)
 
 
+def test_rows_of_many_small_arrays_do_not_end_a_run() -> None:
+    """A record holds a million values; each array and its name are some of them."""
+    states = StreamStates()
+    row = {f"sensor{number}": np.zeros((1, 1), np.float32) for number in range(300)}
+    for number in range(3_600):
+        states.apply({"marks": {b"%16d" % number: [1, 20]}, "tails": {b"%16d" % number: [5, 3, row]}})
+    read = decoded(encoded(states.whole()))
+    kept = [stream for stream, tail in read["tails"].items() if tail is not None]
+    assert len(read["marks"]) == 3_600
+    assert 300 < len(kept) < 3_600
+    assert kept == list(states.tails)[-len(kept) :]
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -2,8 +2,9 @@
 
 Samples cost what the trainer's credit and the turns of the principals allow. All other input (requests for credit,
 streams that open and close, wait reasons, heartbeats, samples that are discarded) costs time that nothing else bounds.
-Each principal has `SHARE` of a core for it, and never more than `SHARE_AT_ONCE`, so that others are read in between.
-Beyond that, nothing is read from any of its links for a while. `ReadSize` keeps a single read short.
+Each principal has `SHARE` of a core for it, and never more than `SHARE_AT_ONCE`, so that others are read in between;
+the token of a large fleet has more. Beyond that, nothing is read from any of its links for a while. `ReadSize` keeps
+a single read short.
 
 The time of a read is measured. Its consequences happen later, in the turns of other links, and have a price. Streams
 and wait reasons also cost time of the trainer, in the thread that takes the samples of all workers. It has a price too,
@@ -27,7 +28,9 @@ and each principal has a share of it, `TRAINER_SHARE`.
 # thousand links takes 10 ms, so that a new one with each link that joins would be most of what is charged.
 #
 # One token may belong to a whole fleet, so its share grows with its links: `SHARE` for each `LINKS_OF_ONE`, which is
-# all that a certificate may have, and `MOST_SHARES` at most. A thousand workers with one token have 0.39 of a core.
+# all that a certificate may have, and `MOST_SHARES` at most. A thousand workers with one token have 0.39 of a core. The
+# share at once grows too: beyond 512 links the burst takes a whole core, for 10 s at most (5 s of use and what is
+# earned meanwhile). With half of a core, the pauses of 5,000 links alone would use it up.
 #
 # Handshakes, and the first stream of a link, count for certificates only, because the machines of a fleet with one
 # token connect again together. A principal beyond its burst is not read for a while, on all of its links, and its

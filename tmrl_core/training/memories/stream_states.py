@@ -19,6 +19,9 @@ for longest is forgotten first: a trainer that is killed then has no offset of i
 MAX_TAILS_BYTES = 32 << 20
 """Maximum size of the streams' last rows in one record. Beyond it, the last row of the longest silent stream is
 dropped."""
+_ARRAY_BYTES = 256
+"""Size that each array of a row counts besides its content: a record holds a million values, of an observation of many
+small arrays about two for each."""
 
 _MAX_NUMBER = 1 << 63
 """Upper bound of the messages, samples or episodes of a stream. The protocol takes numbers up to 2^62, and what comes
@@ -63,7 +66,8 @@ def encoded(changes: Changes) -> bytes:
     size = 0
     kept = {}
     for stream, tail in reversed(list(tails.items())):
-        size += 0 if tail is None else tree_bytes(tail[2])
+        if tail is not None and size <= MAX_TAILS_BYTES:
+            size += tree_bytes(tail[2]) + _ARRAY_BYTES * sum(1 for _ in leaves(tail[2]))
         kept[stream] = tail if size <= MAX_TAILS_BYTES else None
     return encode_value({**changes, "tails": dict(reversed(kept.items()))})
 
