@@ -574,19 +574,12 @@ def test_the_client_reports_a_foreign_ca(keys: Path, tmp_path: Path) -> None:
     credentials.create(tmp_path / "other", ["localhost"])
     with ExitStack() as stack:
         place = Place("tls", keys, stack)
-        worker = place.worker(settings={"credentials_dir": str(tmp_path / "other")})
-        with pytest.raises(HandshakeError):
-            worker.wait_connected(DEADLINE_S)
-
-
-def test_a_trainer_that_waits_for_nothing_hears_of_a_refusal(keys: Path, tmp_path: Path) -> None:
-    credentials.create(tmp_path / "other", ["localhost"])
-    with ExitStack() as stack:
-        place = Place("tls", keys, stack)
-        trainer = place.trainer(settings={"credentials_dir": str(tmp_path / "other")})
-        with pytest.raises(HandshakeError):
-            trainer.wait_connected(DEADLINE_S)
-        with pytest.raises(HandshakeError):
+        other = {"credentials_dir": str(tmp_path / "other")}
+        worker, trainer = place.worker(settings=other), place.trainer(settings=other)
+        for link in (worker, trainer):
+            with pytest.raises(HandshakeError):
+                link.wait_connected(DEADLINE_S)
+        with pytest.raises(HandshakeError):  # a trainer with a full memory waits for nothing
             trainer.receive()
 
 
