@@ -27,12 +27,14 @@ class Room(NamedTuple):
         words: a regular expression of the words that name it.
         configuration: one that needs it; empty: none does.
         error: the error that this configuration then has.
+        option: an option of the command line that it adds; tests that name it need the room.
     """
 
     paths: tuple[str, ...]
     words: str
     configuration: str = ""
     error: str = ""
+    option: str = ""
 
 
 ROOMS = {
@@ -48,7 +50,7 @@ ROOMS = {
         "multiagent: {agents: {}}",
         "multiagent: unknown section. Did you mean agent? No package",
     ),
-    "compat": Room(("compat",), r"tmrl_core.compat|\bcompat/"),
+    "compat": Room(("compat",), r"tmrl_core.compat|\bcompat/", option="--import-config"),
     "replay": Room(
         ("envs/replay",),
         r"envs\.replay|ReplayEnv|FunctionalEnv|SessionBatch|SessionPool|unrolling",
@@ -252,11 +254,14 @@ def test_the_units_pass_without_a_room(room: str, tmp_path: Path) -> None:
     tests = tmp_path / "tests"
     shutil.copytree(ROOT / "tests", tests, ignore=shutil.ignore_patterns("__pycache__"))
     modules = {module_of(file, ROOT) for file in files_of(room)}
-    names = re.compile("|".join([ROOMS[room].words, *map(re.escape, modules)]))
+    option = ROOMS[room].option
+    names = re.compile("|".join([ROOMS[room].words, *map(re.escape, [*modules, *([option] if option else [])])]))
     (tmp_path / "config").mkdir()
     for file in (ROOT / "config").iterdir():
         if not names.search(file.read_text("utf-8")):
             (tmp_path / "config" / file.name).symlink_to(file)
+    for folder in ROOMS[room].paths:
+        shutil.rmtree(tests / folder, ignore_errors=True)
     for conftest in [file for file in tests.rglob("conftest.py") if file.parent != tests]:
         if names.search(conftest.read_text("utf-8")):
             shutil.rmtree(conftest.parent)
