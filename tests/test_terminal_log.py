@@ -123,7 +123,13 @@ logging.info("before")
     ],
 )
 def test_the_last_lines_of_a_process_are_written(end: str, status: int | None, lines: list[str]) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM + end]  # from 3.12 on, fork warns beside threads
+    command = [
+        sys.executable,
+        "-W",
+        "ignore::DeprecationWarning",
+        "-c",
+        PROGRAM + end,
+    ]  # from 3.12 on, fork warns beside threads
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, start_new_session=True)
     assert status is None or done.returncode == status
     assert done.stderr.splitlines() == lines
