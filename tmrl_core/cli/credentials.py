@@ -83,8 +83,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="name or address of the Server; may be repeated; the loopback names are always added (default: the "
-        "names in the existing certificate, or server.host)",
+        help="name or address of the Server; may be repeated; loopback names and those of the existing certificate are "
+        "kept (default: server.host)",
     )
     create.add_argument("--days", type=days, default=credentials.DAYS, help="validity (default: %(default)s)")
     create.add_argument(
