@@ -269,13 +269,18 @@ def renew(options: argparse.Namespace, folder: Path) -> int:
     files: list[Path] = []
     if options.all or not options.names:
         files += renewal.renew(folder, days=options.days)
-    names = list(dict.fromkeys([*options.names, *(renewal.holders(folder) if options.all else [])]))
+    valid, expired = renewal.holders(folder) if options.all else ([], [])
+    names = list(dict.fromkeys([*options.names, *valid]))
     if names:
         files += renewal.renew(folder, names, options.out, days=options.days)
     for path in files:
         print(path)
     if names:
         print("Copy each bundle to its machine and install it there; it is used when that machine next connects.")
+    if left_out := [name for name in expired if name not in names]:
+        print(
+            f"Left out, because they have expired: {', '.join(left_out)}. If they are in use, name them after `renew`."
+        )
     if options.all or not options.names:
         print("A running Server takes its new certificate for the connections to come.")
     return 0

@@ -22,10 +22,10 @@ from tests.waiting import until
 from tmrl_core.config import from_values
 from tmrl_core.errors import HandshakeError, NetworkError, RefusedError
 from tmrl_core.networking import Server
-from tmrl_core.networking.links import LinkSettings, WorkerLink
+from tmrl_core.networking.links import LinkSettings, WorkerLink, base
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.messages import CloseStream, Hello, OpenStream, control_frame
-from tmrl_core.networking.security import certificates, credentials, handshakes, tls_contexts
+from tmrl_core.networking.security import authentication, certificates, credentials, handshakes, tls_contexts
 from tmrl_core.networking.security.admission import Admission
 from tmrl_core.networking.transports.tls import (
     _LINGER_BYTES,
@@ -322,6 +322,24 @@ def test_the_reasons_are_sent_over_tls_1_2_too(folders: dict[str, Path], wrong: 
 
 def worker_connection() -> WorkerConnection:
     return WorkerConnection(WorkerState(run="run", name="a", peer=b"p" * 16), silent_s=10, heartbeat_s=3)
+
+
+def test_a_link_that_lasts_warns_of_its_certificate(
+    folders: dict[str, Path],
+    stack: ExitStack,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(base, "_CHECKS_S", 0.02)
+    monkeypatch.setattr(authentication, "_WARN_EVERY", timedelta(0))
+    days = authentication.WARN_DAYS + 2.0 / 86_400
+    credentials.install(
+        credentials.bundle(folders["good"], "worker", "lasting", tmp_path, days=days), tmp_path / "there"
+    )
+    link = dial(stack, tmp_path / "there", serve(stack, folders["good"]).port)
+    assert link.wait_connected(DEADLINE_S)
+    until(lambda: any("this machine's client certificate (lasting) expires on" in line for line in warnings(caplog)))
 
 
 def test_with_a_certificate_of_its_own_a_worker_needs_no_token(folders: dict[str, Path], stack: ExitStack) -> None:

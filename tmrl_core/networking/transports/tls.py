@@ -248,7 +248,7 @@ class TlsTransport(Transport):
             ) from exc
         except OSError as exc:
             raise NetworkError(f"cannot reach {host} port {port}: {self.explain(exc)}") from exc
-        found = []
+        found: list[tuple[int, str]] = []
         for family, *_, address in dict.fromkeys(infos):
             scope = f"%{address[3]}" if len(address) > 3 and address[3] else ""
             found.append((family, f"{address[0]}{scope}"))
@@ -306,6 +306,11 @@ class TlsTransport(Transport):
             return None
         self.context = access.context
         return access.token
+
+    def warn_of_expiry(self) -> None:
+        """See the base class. Most links last longer than a look at the files before each connection."""
+        if isinstance(self.access, ClientAccess):
+            self.access.warn_of_expiry()
 
     async def dial(self, host: str, port: int, connection: Connection, timeout_s: float) -> Driver:
         """Connect to `host` and `port`, and prove both sides' identity."""
