@@ -357,7 +357,19 @@ def set_up_logging(level: str) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """Formatter of printable one-line messages, which may quote names and reasons that peers choose."""
+    """Formatter of printable one-line messages, which may quote names and reasons that peers choose.
+
+    A line with the date comes before the first message of a day, since roles run for weeks, and after a change to
+    summer time; in a terminal not before the first message of all.
+    """
+
+    _day = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        day = self.formatTime(record, "%Y-%m-%d, UTC%z")
+        before, self._day = self._day, day
+        is_new = day != before and (before or not sys.stderr.isatty())
+        return f"{day}\n{super().format(record)}" if is_new else super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = shown(record.message)
