@@ -227,18 +227,46 @@ class TlsTransport(Transport):
             found: int = sock.getsockname()[1]  # before the socket is the loop's
             yield await loop.create_server(protocol, sock=sock, backlog=256), found
 
-    async def look_up(self, host: str, port: int) -> list[tuple[int, str]]:
-        """Return family and text of each address of `host`, looked up in a thread of Python (see `bound_sockets`).
+    async def connect(self, make: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> None:
+        """Connect to an address.
 
         Raises:
-            NetworkError: the name is unknown, or no name server answers.
+            OSError: it does not answer.
         """
+        await asyncio.get_running_loop().create_connection(make, host, port)
+
+    async def _connect_to_one(
+        self, make: Callable[[], asyncio.BaseProtocol], host: str, port: int, timeout_s: float
+    ) -> None:
+        """Connect to the first address of `host` that answers.
+
+        Raises:
+            OSError: the host is unknown, or no address answers. A TimeoutError: within timeout_s.
+            NetworkError: no name server answers.
+        """
+        addresses = await self._look_up(host, port)
+        loop = asyncio.get_running_loop()
+        failure: Exception = OSError(f"{host} has no address")
+        deadline = loop.time() + timeout_s
+        for tried, address in enumerate(addresses):
+            # An equal share of the time, since a firewall may drop what is sent to the first address alone. A name
+            # often has one of IPv6, which is tried first.
+            share_s = (deadline - loop.time()) / (len(addresses) - tried)
+            try:
+                await asyncio.wait_for(self.connect(make, address, port), share_s)
+                return
+            except (OSError, asyncio.TimeoutError) as exc:
+                failure = exc
+        raise failure
+
+    async def _look_up(self, host: str, port: int) -> list[str]:
+        """Return the addresses of `host`, looked up in a thread of Python (see `bound_sockets`)."""
         try:
             ipaddress.ip_address(host)
         except ValueError:
             look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         else:
-            return [(socket.AF_UNSPEC, host)]
+            return [host]
         try:
             infos = await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(None, look_up), _LOOK_UP_S)
         except asyncio.TimeoutError as exc:
@@ -246,37 +274,8 @@ class TlsTransport(Transport):
                 f"cannot reach {host} port {port}: no name server of this machine answered within {_LOOK_UP_S:g} s. "
                 "Check its network, or set server.host to an address"
             ) from exc
-        except OSError as exc:
-            raise NetworkError(f"cannot reach {host} port {port}: {self.explain(exc)}") from exc
-        found: list[tuple[int, str]] = []
-        for family, *_, address in dict.fromkeys(infos):
-            scope = f"%{address[3]}" if len(address) > 3 and address[3] else ""
-            found.append((family, f"{address[0]}{scope}"))
-        return found
-
-    async def connect(
-        self, make: Callable[[], asyncio.BaseProtocol], addresses: list[tuple[int, str]], port: int, timeout_s: float
-    ) -> None:
-        """Connect to the first address that answers.
-
-        Raises:
-            OSError: no address answers; TimeoutError: within timeout_s.
-        """
-        loop = asyncio.get_running_loop()
-        failure: Exception | None = None
-        deadline = loop.time() + timeout_s
-        for tried, (family, address) in enumerate(addresses):
-            # An equal share of the time, since a firewall may drop what is sent to the first address alone. A name
-            # often has one of IPv6, which is tried first.
-            share_s = (deadline - loop.time()) / (len(addresses) - tried)
-            try:
-                await asyncio.wait_for(loop.create_connection(make, address, port, family=family), share_s)
-                return
-            except asyncio.TimeoutError as exc:
-                failure = failure or exc
-            except OSError as exc:
-                failure = exc  # it says more
-        raise failure or OSError("its name has no address")
+        scopes = (f"%{address[3]}" if len(address) > 3 and address[3] else "" for *_, address in infos)
+        return list(dict.fromkeys(f"{info[4][0]}{scope}" for info, scope in zip(infos, scopes, strict=True)))
 
     def _poll_credentials(self, drivers: Iterable[_TlsDriver]) -> None:
         """Reload changed credentials, and close links that would no longer be admitted."""
@@ -316,9 +315,8 @@ class TlsTransport(Transport):
         """Connect to `host` and `port`, and prove both sides' identity."""
         loop = asyncio.get_running_loop()
         driver = _TlsDriver(self, connection, loop, None)
-        addresses = await self.look_up(host, port)
         try:
-            await self.connect(lambda: driver, addresses, port, timeout_s)
+            await self._connect_to_one(lambda: driver, host, port, timeout_s)
         except asyncio.TimeoutError as exc:
             raise NetworkError(f"{host} port {port} did not answer within {timeout_s:g} s") from exc
         except OSError as exc:
