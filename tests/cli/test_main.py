@@ -417,6 +417,15 @@ def test_a_message_stays_one_message_with_any_quoted_text(capsys: pytest.Capture
     assert "\n    12:00:00 ERROR   second" in said
 
 
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may read everywhere")
+def test_a_folder_of_another_user_is_one_message(run: Run, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0)
+    done = run("--plot", str(theirs), "--out", "picture")
+    assert done.returncode == 1
+    assert re.fullmatch(r"PermissionError: .*theirs.*\. It, or a folder above it, is another user's\n", done.stderr)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no tzset")
 def test_a_log_of_weeks_says_the_day(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Europe/Berlin")

@@ -120,6 +120,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(shown(f"{type(exc).__name__}: {exc}"), file=sys.stderr)
         return 2 if isinstance(exc, ConfigError) else 1
+    except PermissionError as exc:  # a folder of another user
+        logger.debug("", exc_info=exc)
+        print(shown(f"PermissionError: {exc}. It, or a folder above it, is another user's"), file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
