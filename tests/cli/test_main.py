@@ -243,11 +243,23 @@ def test_the_benchmark_of_a_real_time_environment_prints_its_durations(run: Run)
     ]
 
 
-def test_a_test_without_a_saved_policy_names_the_next_step(run: Run) -> None:
+def test_a_test_without_a_saved_policy_names_the_next_step(run: Run, tmp_path: Path) -> None:
     done = run("--test")
     assert done.returncode == 2
     assert "has no saved policy" in done.stderr
     assert "Traceback" not in done.stderr
+    assert "policy.tmod too" not in done.stderr
+    (tmp_path / "runs" / "default" / "checkpoint").mkdir(parents=True)
+    assert "checkpoint, copy the run's policy.tmod too." in run("--test").stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have a display")
+def test_a_window_that_nobody_can_see_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    warning = "--render: this machine has no display"
+    assert warning in run("--test", "--render").stderr
+    assert warning not in run("--test").stderr
 
 
 def test_the_policy_beside_a_copied_configuration_of_a_run_is_played(run: Run, tmp_path: Path) -> None:

@@ -642,6 +642,10 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
         if video.suffix not in ("", *SUFFIXES):
             raise ConfigError(f"--video: found {options.video}, allowed: a file {' or '.join(SUFFIXES)}, or a folder")
         check_encoder("--video")
+    displays = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+    if options.render and sys.platform == "linux" and not any(map(os.environ.get, displays)):
+        # SDL then draws into memory, and says nothing.
+        logger.warning("--render: this machine has no display, so no window may be seen; --video FOLDER films instead")
     made = roles.make_worker(
         config,
         standalone=True,
