@@ -112,11 +112,13 @@ def test_a_finished_run_is_said_to_be_finished_before_anything_starts(
         config = from_values({"run": {"name": "x"}, "trainer": {"epochs": epochs, "evaluation": evaluation}})
         return local.run_local(config, [], ShutdownSignal(), workers=2)
 
-    files = {"state.json": FileEntry(0, 0), "arrays.safetensors": FileEntry(0, 0)}
+    none = FileEntry(0, 0)
     for counter, epoch in ((9, 2), (10, 3)):
         folder = tmp_path / "runs" / "x" / "checkpoint" / str(counter)
         folder.mkdir(parents=True)
-        write_manifest(folder, Manifest(files=files, counter=counter, epoch=epoch))
+        write_manifest(
+            folder, Manifest(files={"state.json": none, "arrays.safetensors": none}, counter=counter, epoch=epoch)
+        )
     assert started(3) == 0
     assert "this run was finished before. To continue, raise trainer.epochs; to start" in capsys.readouterr().out
     assert started(2, target=-200.0) == 1
