@@ -15,9 +15,12 @@ from tmrl_core.config import Config, from_values, with_changes
 from tmrl_core.config.run_folder import claim_run_name, forget_unused
 from tmrl_core.errors import ConfigError
 from tmrl_core.local import pipeline as local
+from tmrl_core.local.outcome import is_finished
 from tmrl_core.metrics import record
 from tmrl_core.metrics.records import encode_line
 from tmrl_core.roles.shutdown import ShutdownSignal
+from tmrl_core.training.checkpoints.checked_files import FileEntry
+from tmrl_core.training.checkpoints.manifest import Manifest, write_manifest
 
 STARVING = {
     "worker": {"collection": "synchronous", "max_steps_per_update": 1.0, "initial_steps": 10},
@@ -99,6 +102,32 @@ def test_a_run_that_ends_before_its_first_checkpoint_promises_none(tmp_path: Pat
     (tmp_path / "runs" / "x" / "checkpoint" / "1").mkdir()
     assert local.ended(config, new=False) == "Ended on request; the same command resumes from the checkpoint."
     assert "without --new or --quickstart, and with --set run.name=x, the same" in local.ended(config, new=True)
+
+
+def test_a_finished_run_is_said_to_be_finished_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def started(epochs: int, target: float | None = None) -> int:
+        evaluation = {"target_return": target, "every_updates": 100}
+        config = from_values({"run": {"name": "x"}, "trainer": {"epochs": epochs, "evaluation": evaluation}})
+        return local.run_local(config, [], ShutdownSignal(), workers=2)
+
+    none = FileEntry(0, 0)
+    for counter, epoch in ((9, 2), (10, 3)):
+        folder = tmp_path / "runs" / "x" / "checkpoint" / str(counter)
+        folder.mkdir(parents=True)
+        write_manifest(
+            folder, Manifest(files={"state.json": none, "arrays.safetensors": none}, counter=counter, epoch=epoch)
+        )
+    assert started(3) == 0
+    assert "this run was finished before. To continue, raise trainer.epochs; to start" in capsys.readouterr().out
+    assert started(2, target=-200.0) == 1
+    assert [path.name for path in (tmp_path / "runs" / "x").iterdir()] == ["checkpoint"]
+    config = from_values({"run": {"name": "x"}, "trainer": {"epochs": 4}})
+    assert not is_finished(config)
+    (folder / "manifest.json").write_bytes(b"{")
+    assert not is_finished(with_changes(config, ["trainer.epochs=3"])), "a damaged one is the trainer's to judge"
+    assert not is_finished(with_changes(config, ["run.name=y"]))
 
 
 class Gone(io.StringIO):

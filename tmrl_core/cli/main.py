@@ -522,10 +522,14 @@ def play(episodes: int, one: Callable[[int], tuple[float, int] | None], shutdown
 def trainer(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
     """`--trainer`: train until training ends or a stop is requested; a checkpoint is written in both cases."""
     from tmrl_core.cli.screens import Screen, TrainerDisplay
+    from tmrl_core.local import outcome
     from tmrl_core.roles import from_config as roles
 
     if config.trainer.offline is None:
         roles.ensure_credentials(config)
+    if outcome.is_finished(config):
+        # The trainer goes on nevertheless: it notifies workers that wait for this run.
+        logger.info("%s", outcome.FINISHED_BEFORE)
     load_torch()
     made = roles.make_trainer(config)
     drawn = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -11,15 +12,15 @@ from pathlib import Path
 
 from tmrl_core.config import Config
 from tmrl_core.config.sections import WorkerSection
-from tmrl_core.errors import MissingExtraError
+from tmrl_core.errors import CheckpointError, MissingExtraError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.records import MetricRecord
 from tmrl_core.metrics.text import duration_text, return_text
 from tmrl_core.roles.from_config import GYMNASIUM_ENVIRONMENTS
 
 FINISHED_BEFORE = (
-    "Nothing was trained: this run was finished before. To continue, raise trainer.epochs; to start again, choose "
-    "another run.name."
+    "this run was finished before. To continue, raise trainer.epochs; to start again, add --new or choose another "
+    "run.name."
 )
 NO_EVALUATION = "the policy was not evaluated (trainer.evaluation.every_updates is 0)"
 MANY_STEPS_PER_UPDATE = 100
@@ -81,7 +82,7 @@ class Outcome:
     def sentence(self) -> str:
         """Summarize the result of learning, or the reason for its absence."""
         if not self._has_phase:  # a trainer that trains writes a record of its phase first
-            return FINISHED_BEFORE
+            return f"Nothing was trained: {FINISHED_BEFORE}"
         effort = f"{self.samples:,} environment steps, {self.updates:,} updates, {duration_text(self.elapsed_s)}"
         evaluated = "no evaluation was finished" if self.evaluates else NO_EVALUATION
         if self.last is not None:
@@ -150,6 +151,23 @@ FILES = (
 def has_checkpoint(path: Path | None) -> bool:
     """Return True if there is a checkpoint. A folder that a trainer has only prepared contains just a lock file."""
     return path is not None and (path.is_file() or any(entry.name.isdecimal() for entry in path.glob("*")))
+
+
+def is_finished(config: Config) -> bool:
+    """Return True if the newest checkpoint has all epochs, so that a trainer of this run would train nothing.
+
+    It reads a manifest, which takes no import of torch. False: unknown, as for the checkpoints of a custom format.
+    """
+    path = config.checkpoint_path
+    if path is None or not path.is_dir():
+        return False
+    from tmrl_core.training.checkpoints.manifest import read_manifest
+
+    with contextlib.suppress(CheckpointError, OSError):
+        numbered = [entry for entry in path.iterdir() if entry.name.isdecimal()]
+        epoch = read_manifest(max(numbered, key=lambda entry: int(entry.name), default=path)).epoch
+        return epoch is not None and epoch >= config.trainer.epochs
+    return False
 
 
 def files(folder: Path) -> str:

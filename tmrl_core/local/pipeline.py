@@ -7,8 +7,8 @@
 # This file decides what is started and what the user sees; `supervision.py` keeps it running.
 #
 # Order before the start. Everything that can be refused without a process is refused first: conflicting options,
-# devices, ratios that would starve both sides. The environment is then tried in a child while this process imports its
-# display, which takes about as long. Only then is the run's folder written to.
+# devices, ratios that would starve both sides, a run that is finished. The environment is then tried in a child while
+# this process imports its display, which takes about as long. Only then is the run's folder written to.
 #
 # Example of ratios: a trainer that makes at most half an update per environment step, and workers that take at most one
 # step per update, would wait for each other for ever; `check_without_environment` says so before anything runs.
@@ -33,7 +33,7 @@ from typing import Any
 from tmrl_core.config import Config, is_loopback, ratios_conflict, ratios_warning, use, with_changes
 from tmrl_core.config.run_folder import check_run_folder
 from tmrl_core.errors import ConfigError
-from tmrl_core.local.outcome import Outcome, draw_curve, files, has_checkpoint, what_next
+from tmrl_core.local.outcome import FINISHED_BEFORE, Outcome, draw_curve, files, has_checkpoint, is_finished, what_next
 from tmrl_core.local.probe_process import Probe
 from tmrl_core.local.supervision import Group, Pipeline, Threads, watch
 from tmrl_core.roles import from_config as roles
@@ -106,6 +106,9 @@ def run_local(
     there = [*passed, *(word for change in changes for word in ("--set", change))]
     watchers = tuple(name for name, role in beside.items() if role.watches)
     check_without_environment(config, workers, waits=len(watchers) == len(beside))
+    if is_finished(config):
+        print(f"\n{files(config.run_folder)}\n\nNothing was trained: {FINISHED_BEFORE}", flush=True)
+        return 0 if config.trainer.evaluation.target_return is None else 1
     with contextlib.ExitStack() as tried:
         probe = tried.enter_context(Probe(config, there)) if is_probed(config) else None
         use(config)

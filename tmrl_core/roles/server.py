@@ -174,6 +174,7 @@ class Server:
             await self._stopping.wait()
         finally:
             await self._listener.close()
+            self.relay.membership_log.summarize()
             if self._plain_notice is not None:
                 self._plain_notice.close()
 

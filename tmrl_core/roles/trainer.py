@@ -506,10 +506,7 @@ class Trainer:
             log_kept_memory(training)
         if training.epoch >= training.epochs:
             logger.info(
-                "the checkpoint is of a finished run: %d of %d epochs. To continue, raise trainer.epochs; to start "
-                "again, choose another run.name",
-                training.epoch,
-                training.epochs,
+                "the checkpoint is of a finished run: %d of %d epochs (trainer.epochs)", training.epoch, training.epochs
             )
             # Workers may wait for this run, started again with the trainer; nobody else would tell them.
             if self._config.trainer.offline is None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
+
 from tmrl_core.errors import NetworkError
 from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.messages import Bye, Control, Hello, Role, control_frame
 from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection
+from tmrl_core.networking.relay.membership_log import SINGLE_LINES, SUMMARY_S
 from tmrl_core.rate_limited_log import LINES_AT_ONCE
 
 NOW = 1_000.0
@@ -82,19 +85,30 @@ def test_a_name_cannot_forge_a_line() -> None:
     assert "\n" not in house.said[0]
 
 
+def test_many_that_join_are_counted() -> None:
+    house = House()
+    fleet = [house.admit(f"w{number}", peer=number.to_bytes(16, "big"), certificate=None) for number in range(1000)]
+    assert len(house.said) == SINGLE_LINES
+    fleet[0].tick(NOW + SUMMARY_S)
+    assert house.said[SINGLE_LINES:] == ["workers with their role's token: 980 more joined"]
+    fleet[0].tick(NOW + 2 * SUMMARY_S)
+    fleet[1].lost(None, NOW + 60)
+    assert house.said[SINGLE_LINES + 1 :] == ["worker w1 (192.0.2.7:1234) left after 60 s: in order"]
+
+
 def test_endless_reconnections_do_not_fill_the_log() -> None:
     house = House()
-    for _ in range(10 * LINES_AT_ONCE):
-        house.admit().lost(None, NOW)
-    assert len(house.said) == LINES_AT_ONCE
-    hear(house.admit(), Bye(), NOW + 5)
-    assert len(house.said) == LINES_AT_ONCE + 1
-    assert f"{19 * LINES_AT_ONCE + 1} of these credentials that joined or left and were not logged" in house.said[-1]
+    for number in range(5000):
+        house.admit().lost(None, NOW + number / 1000)
+    assert len(house.said) <= SINGLE_LINES + 1 + 5 / SUMMARY_S
+    house.relay.membership_log.summarize()
+    counted = re.findall("[0-9]+ more joined, ([0-9]+) more left", " ".join(house.said))
+    assert sum(map(int, counted)) >= 5000 - SINGLE_LINES
 
 
 def test_endless_reconnections_hide_no_lines_about_others() -> None:
     house = House()
-    for _ in range(LINES_AT_ONCE):
+    for _ in range(500):
         wolf = house.admit(certificate="wolf")
         wolf.lost(None, NOW)
     house.admit(peer=b"q" * 16).lost(None, NOW)
@@ -106,11 +120,11 @@ def test_endless_reconnections_hide_no_lines_about_others() -> None:
 
 def test_links_that_replace_idle_ones_do_not_fill_the_log() -> None:
     house = House()
-    for number in range(4 * LINES_AT_ONCE):
+    for number in range(2000):
         connection = house.relay.connection()
         connection.connected(Identity("192.0.2.7:1234", "worker", "robot7"), NOW)
         hear(connection, Hello((1,), "worker", "", "pendulum", "arm", b"p" * 16), NOW + number % 2)
-    assert len(house.said) <= LINES_AT_ONCE + 1
+    assert len(house.said) <= SINGLE_LINES + 1
 
 
 def test_endless_handoffs_do_not_fill_the_log() -> None:

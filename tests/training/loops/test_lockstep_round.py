@@ -171,6 +171,38 @@ def test_a_restarted_worker_gets_the_missing_part_if_alone(make_rows: Rows) -> N
     assert round_.complete
 
 
+def test_a_restarted_worker_takes_its_missing_part_at_once_and_once(make_rows: Rows) -> None:
+    origins = {C: "other"}
+    round_, rows = make(10, origin_of=lambda stream: origins.get(stream, "fleet")), LastRows()
+    round_.poll(HERE, 0.0, never)
+    take(round_, rows, make_rows(2, 0, 0, 4, version=(1, 7)), 1.0)
+    second, third = bytes([8]) * 16, bytes([9]) * 16
+    assert round_.poll([(A, "a"), (C, "b")], 1.5, never) == [], "a name is no proof: it is of another origin"
+    assert round_.poll([(A, "a"), (C, "b"), (second, "b")], 2.0, never) == [(second, Collect(4, (1, 7), 2))]
+    assert (round_.redistributed, round_.stalled) == (0, [])
+    take(round_, rows, make_rows(2, 0, 4, 2, version=(1, 7)), 2.5)  # its earlier process was only away
+    assert round_.surplus == 2
+    assert round_.poll([(A, "a"), (third, "b")], 3.0, never) == [], "or it could hold a part for ever"
+    take(round_, rows, make_rows(1, 0, 0, 6, version=(1, 7)), 4.0)
+    asked = dict(round_.poll([(A, "a"), (third, "b")], 7.0, never))
+    assert asked.keys() == {second, A}
+    take(round_, rows, make_rows(1, 0, 6, 2, version=(1, 7)), 8.0)
+    assert round_.complete
+    assert steps(round_) == 10
+
+
+def test_an_open_episode_of_a_restarted_worker_is_dropped(make_rows: Rows) -> None:
+    round_, rows = make(2, episodes=True, origin_of=lambda stream: "fleet"), LastRows()
+    round_.poll(HERE, 0.0, never)
+    take(round_, rows, make_rows(2, 0, 0, 3, version=(1, 7)), 1.0)
+    assert round_.poll([(A, "a"), (C, "b")], 2.0, never) == [(C, Collect(4, (1, 7), None, 1))]
+    assert round_.surplus == 3
+    take(round_, rows, make_rows(3, 0, 0, 4, version=(1, 7), end="terminated"), 3.0)
+    take(round_, rows, make_rows(1, 0, 0, 4, version=(1, 7), end="terminated"), 3.0)
+    assert round_.complete
+    assert sorted(length for _, length in round_.episodes) == [3, 3]
+
+
 def test_a_stalled_worker_gets_no_assignment_until_it_has_sent_something(make_rows: Rows) -> None:
     suspended: set[bytes] = set()
     rows = LastRows()
@@ -543,7 +575,7 @@ class Crowd:
     @property
     def present(self) -> list[tuple[bytes, str]]:
         return [
-            (bytes([number]) * 16, f"!{number}" if worker["thief"] else f"w{number}")
+            (bytes([number]) * 16, f"!{number % 3}" if worker["thief"] else f"w{number % 4}")
             for number, worker in self.workers.items()
             if worker["here"]
         ]

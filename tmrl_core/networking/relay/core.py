@@ -382,6 +382,7 @@ class Relay:
         """Handle the passing of time; send the trainer the size of the queues."""
         if self.unfinished:
             self.flow.grant()
+        self.membership_log.passed(now)
         if link in self.viewers and not link.closing:
             link.tell_revocations(self.signed_revocations())
         if link.state not in REGISTERED or link.closing:

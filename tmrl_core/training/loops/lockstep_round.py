@@ -17,6 +17,10 @@
 # is a last value that a lost link may repeat: a is asked for 434 now, c for 433. If b comes back, its further rows are
 # surplus, and it gets no part until it has sent something or reports that it waits.
 #
+# A worker whose process has been started again comes with another stream. If a stream with a missing part is away, a
+# new stream of the same name and origin takes that part at once, since otherwise all would wait for `grace_s`. Each
+# does so once in a round, and while its origin has not stalled twice: one that comes again and again holds no part.
+#
 # A worker's report that it has finished means that all it sent was acknowledged. If rows are still missing then, they
 # were lost or could not be read, and the same amount is requested again (`repeated`).
 #
@@ -309,6 +313,8 @@ class Round:
         self._stalls: Counter[Hashable] = Counter()
         """Number of times that each origin has stalled."""
         self._first_done_s: float | None = None
+        self._came_again: set[tuple[str, Hashable]] = set()
+        """Names and origins of restarted workers that have taken their part again."""
         self._new: dict[bytes, float] = {}
         """Time since which each linked worker without an assignment has been there."""
 
@@ -476,6 +482,7 @@ class Round:
                 assignment.requested += assignment.missing
                 self.repeated += assignment.missing
                 changed[stream] = None
+        changed.update(dict.fromkeys(self._replace_restarted(here, now)))
         changed.update(dict.fromkeys(self._reassign(self._stalled_workers(here, now), here, now)))
         changed.update(dict.fromkeys(self._share(here, now)))
         return [(stream, self.collect_of(stream)) for stream in changed]
@@ -563,16 +570,36 @@ class Round:
         missing = 0
         for stream in stalled:
             assignment = self.assignments[stream]
-            missing += assignment.missing
-            assignment.wanted = assignment.requested = assignment.collected
-            if self.in_episodes:
-                self.surplus += assignment.drop_open_episode()
+            missing += self._take_back(assignment)
             if stream in here and now - assignment.last_counted_s >= self.grace_s:
                 assignment.patience *= 2
             self.stalled.append(assignment.name)
         self.redistributed += missing
         self._suspended.update(stalled)
         return [*stalled, *self._give(missing, recipients, here, now)]
+
+    def _take_back(self, assignment: Assignment) -> int:
+        """Take the missing part of an assignment from its worker. Return its amount."""
+        missing = assignment.missing
+        assignment.wanted = assignment.requested = assignment.collected
+        if self.in_episodes:
+            self.surplus += assignment.drop_open_episode()
+        return missing
+
+    def _replace_restarted(self, here: dict[bytes, str], now: float) -> list[bytes]:
+        """Give the missing part of each stream that is away to a new stream of its worker. Return the new streams."""
+        away = [stream for stream, assignment in self.assignments.items() if assignment.missing and stream not in here]
+        new = {(here[stream], self._origin_of(stream)): stream for stream in self._new} if away else {}
+        given: list[bytes] = []
+        for stream in away:
+            assignment = self.assignments[stream]
+            worker = assignment.name, self._origin_of(stream)
+            stalls = self._stalls[worker[1]]
+            if worker in new and worker not in self._came_again and stalls < STALLS_OF_ORIGIN:
+                self._came_again.add(worker)
+                given += self._give(self._take_back(assignment), [new[worker]], here, now)
+                self._suspended.add(stream)
+        return given
 
     def _recipients(self, stalled: Sequence[bytes], here: dict[bytes, str], now: float) -> list[bytes]:
         """Return the streams to reassign to, of the origins that have stalled least.

@@ -211,8 +211,20 @@ class TransitionBuilder:
         self.tails.update(found)
 
     def state_dict(self) -> State:
-        """Return the entries of a checkpoint."""
-        return {"tails": [[stream, tail.episode, tail.step, tail.plain()] for stream, tail in self.tails.items()]}
+        """Return the entries of a checkpoint.
+
+        Tails are columns: a checkpoint keeps a list of numbers, or of equal arrays, as one array. Training stands still
+        while thousands of streams are captured.
+        """
+        tails = self.tails.values()
+        return {
+            "tails": {
+                "streams": [stream.hex() for stream in self.tails],
+                "episodes": [tail.episode for tail in tails],
+                "steps": [tail.step for tail in tails],
+                "trees": [tail.plain() for tail in tails],
+            }
+        }
 
     def check_state(self, state: State) -> None:
         """Refuse the state of another builder.
@@ -229,7 +241,12 @@ class TransitionBuilder:
 
     def load_state_dict(self, state: State) -> None:
         """Load the entries of a checkpoint, after the rows."""
-        self.load_tails(state["tails"])
+        tails = state["tails"]
+        if isinstance(tails, list):  # as earlier checkpoints have them
+            self.load_tails(tails)
+            return
+        streams = map(bytes.fromhex, tails["streams"])
+        self.load_tails(list(zip(streams, tails["episodes"], tails["steps"], tails["trees"], strict=True)))
 
 
 def _rows_of(sequence: Sequence[int] | None) -> str:
