@@ -454,7 +454,7 @@ def test_workers_of_one_name_in_one_run_play_other_episodes(
     seeded = msgspec.structs.replace(config, run=RunSection(name="tests", folder=config.run.folder, seed=7))
     began, workers = [first_obs(make(config=seeded, standalone=True))], []
     for number in (1, 2, 3):  # one after the other: numbers are given in the order of connections
-        workers.append(worker := make(config=seeded))
+        workers.append(worker := make(config=seeded, drain_timeout_s=0.0))
         assert worker.link.wait_connected(10)
         until(functools.partial(is_placed, worker, number > 1))
         began.append(first_obs(worker))
@@ -474,7 +474,7 @@ def test_a_seed_of_an_evaluation_or_of_the_caller_is_kept_by_a_namesake(make: An
     seeded = msgspec.structs.replace(config, run=RunSection(name="tests", folder=config.run.folder, seed=7))
     make(config=seeded)
     until(lambda: sink.link.members)
-    second = make(config=seeded)
+    second = make(config=seeded, drain_timeout_s=0.0)
     chosen = make(config=seeded, seed=5)
     until(lambda: second.link.place and chosen.link.place)
     assert first_obs(chosen) == first_obs(make(standalone=True, model_path=None, config=seeded, seed=5))
