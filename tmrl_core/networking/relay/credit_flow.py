@@ -40,8 +40,8 @@
 # (`request_bytes`). Whatever one principal reserves, a part of the pool therefore stays free for the others: alone it
 # gets four fifths, and a newcomer finds the last fifth. One request at a time is granted to each principal regardless
 # of these rules, unless the standing credit of its streams is an eighth of the pool: with all of theirs and a request
-# each, two principals of 256 workers would hold everything. Nothing is revoked: a principal that uses none of its credit while others wait loses its link
-# (`connection.py`), and its reservations with it.
+# each, two principals of 256 workers would hold everything. Nothing is revoked: a principal that uses none of its
+# credit while others wait loses its link (`connection.py`), and its reservations with it.
 #
 # Time. A message takes the logarithm of the numbers of principals and of the sender's own streams, since both orders
 # are heaps of heaps. Heaps are not searched: an entry that became wrong (a stream closed, a turn moved) stays, and is
