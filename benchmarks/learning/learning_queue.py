@@ -6,7 +6,8 @@
 
 `plan.yaml` says what is run, `results/` holds the outcomes. Each run is a process of its own, one after another, with
 one thread: ours is `python -m tmrl_core --local` (Server, worker and Trainer over TLS), the other side `peer.py`. The
-environment that runs the queue needs `gymnasium[mujoco]`, stable-baselines3 and sb3-contrib.
+environment that runs the queue needs `gymnasium[mujoco]`, stable-baselines3 and sb3-contrib. With several cores, start
+the command several times: each takes the first run that no other one has.
 
 Interrupted (Ctrl-C, SIGTERM, the end of `--hours`), the queue ends the run that is open. The next time, a run of ours
 goes on from its last checkpoint in the work folder; one without a checkpoint, as each of the other side, begins anew.
@@ -16,6 +17,8 @@ goes on from its last checkpoint in the work folder; one without a checkpoint, a
 #
 # A result is written when a run has ended in order with all its evaluations, and never again. The order of runs and
 # their settings come from the committed plan alone, so what a table shows does not depend on when the queue stopped.
+# A run belongs to the process that holds the lock on its folder; whether it has a result is asked after that, since
+# another process may have ended it meanwhile. What the run itself writes is one folder below, cleared without the lock.
 #
 # This file is not named queue.py: Python puts the folder of a script first, and the standard library's module of that
 # name is imported by nearly everything.
@@ -39,10 +42,11 @@ from pathlib import Path
 
 import curves
 import ratios
-from plan import OURS, PLAN, RESULTS, Result, Run, missing, planned, read_plan, results, write
+from plan import OURS, PLAN, RESULTS, Result, Run, missing, path_of, planned, read_plan, results, write
 from run import HERE, ROOT, curve_of, local_command
 
 from tmrl_core.config import load
+from tmrl_core.errors import FolderLockedError
 from tmrl_core.storage.lock import FolderLock
 
 WORK = ROOT / "runs" / "learning"
@@ -91,14 +95,13 @@ def settings_of(run: Run) -> list[str]:
     return [f"environment.kwargs.id={run.environment}", f"trainer.epochs={epochs}"]
 
 
-def learn(run: Run, work: Path, deadline: float) -> Result:
-    """Run a run to its end.
+def learn(run: Run, folder: Path, deadline: float) -> Result:
+    """Run a run in a folder of its own to its end.
 
     Raises:
         Stopped: the deadline came first.
         Failed: it ended with an error, or before its steps.
     """
-    folder = work / run.name
     resumed = any(folder.glob("runs/*/checkpoint/[0-9]*"))
     if not resumed:
         shutil.rmtree(folder, ignore_errors=True)
@@ -182,20 +185,22 @@ def main() -> int:
     deadline = time.monotonic() + arguments.hours * 3600.0
     signal.signal(signal.SIGTERM, _interrupted)
     status = 0
-    with FolderLock(arguments.work.resolve(), "the queue of learning runs"):
-        for run in todo:
-            print(f"{datetime.datetime.now(datetime.timezone.utc):%H:%M:%S} {run.name}", flush=True)
-            try:
-                result = learn(run, arguments.work.resolve(), deadline)
-            except (Stopped, KeyboardInterrupt):
-                print(f"{run.name} was stopped; the next --run goes on with it")
-                break
-            except Failed as exc:  # the other runs are worth having all the same
-                print(exc, flush=True)
-                status = 1
-                continue
-            print(write(result, arguments.results), flush=True)
-            shutil.rmtree(arguments.work / run.name)
+    for run in todo:
+        folder = arguments.work.resolve() / run.name
+        try:
+            with FolderLock(folder, f"the run {run.name}"):
+                if not path_of(run, arguments.results).exists():
+                    print(f"{datetime.datetime.now(datetime.timezone.utc):%H:%M:%S} {run.name}", flush=True)
+                    print(write(learn(run, folder / "work", deadline), arguments.results), flush=True)
+            shutil.rmtree(folder, ignore_errors=True)
+        except FolderLockedError:
+            continue
+        except (Stopped, KeyboardInterrupt):
+            print(f"{run.name} was stopped; the next --run goes on with it")
+            break
+        except Failed as exc:  # the other runs are worth having all the same
+            print(exc, flush=True)
+            status = 1
     return status
 
 

@@ -16,7 +16,6 @@ NAMED = {
         "--workers --single-process --quickstart --small --record --episodes --steps --render --video --json --watch "
         "--control --announce"
     ),
-    "--export": f"SOURCE FILE {COMMON} --checkpoint --spaces",
     "--doctor": f"{COMMON} --role --timeout --json",
     "--sessions": "list view export import",
     "--sessions view": "folder --help --only --out",
@@ -42,10 +41,15 @@ NAMED = {
 def test_help_names_each_option(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    check_help(command, NAMED[command], monkeypatch, capsys)
+
+
+def check_help(command: str, names: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Check that the help of a command describes these options and positional arguments."""
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit, match=r"^0$"):
         cli.main([*command.split(), "--help"])
     out, err = capsys.readouterr()
     assert (err, out.startswith(f"usage: python -m tmrl_core {command}".rstrip())) == ("", True)
     described = re.findall(r"^ +(?:-\w(?: \S+)?, )?([\w-]+)", out, re.MULTILINE)
-    assert [name for name in NAMED[command].split() if name not in described] == []
+    assert [name for name in names.split() if name not in described] == []

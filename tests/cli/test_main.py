@@ -15,7 +15,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import gymnasium
@@ -241,11 +243,23 @@ def test_the_benchmark_of_a_real_time_environment_prints_its_durations(run: Run)
     ]
 
 
-def test_a_test_without_a_saved_policy_names_the_next_step(run: Run) -> None:
+def test_a_test_without_a_saved_policy_names_the_next_step(run: Run, tmp_path: Path) -> None:
     done = run("--test")
     assert done.returncode == 2
     assert "has no saved policy" in done.stderr
     assert "Traceback" not in done.stderr
+    assert "policy.tmod too" not in done.stderr
+    (tmp_path / "runs" / "default" / "checkpoint").mkdir(parents=True)
+    assert "checkpoint, copy the run's policy.tmod too." in run("--test").stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have a display")
+def test_a_window_that_nobody_can_see_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    warning = "--render: this machine has no display"
+    assert warning in run("--test", "--render").stderr
+    assert warning not in run("--test").stderr
 
 
 def test_the_policy_beside_a_copied_configuration_of_a_run_is_played(run: Run, tmp_path: Path) -> None:
@@ -333,6 +347,7 @@ def test_a_worker_without_a_server_keeps_trying_and_ends_in_order(
 
 
 NOTING = """
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from tmrl_core.envs import GenericGymEnv
 
@@ -408,10 +423,44 @@ def test_a_message_stays_one_message_with_any_quoted_text(capsys: pytest.Capture
         own.setLevel(own_level)
     said = capsys.readouterr().err
     assert "\x1b" not in said
-    assert [line for line in said.splitlines() if not line.startswith((" ", "Traceback"))][1:] == [
+    assert [line for line in said.splitlines() if not line.startswith((" ", "Traceback"))][2:] == [
         line for line in said.splitlines() if line.endswith("ERROR   failed")
     ]
     assert "\n    12:00:00 ERROR   second" in said
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may read everywhere")
+def test_a_folder_of_another_user_is_one_message(run: Run, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0)
+    done = run("--plot", str(theirs), "--out", "picture")
+    assert done.returncode == 1
+    assert re.fullmatch(r"PermissionError: .*theirs.*\. It, or a folder above it, is another user's\n", done.stderr)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no tzset")
+def test_a_log_of_weeks_says_the_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        formatter = cli._Formatter("%(asctime)s %(message)s", "%H:%M:%S")
+        evening = datetime(2026, 10, 24, 23, 59, tzinfo=timezone(timedelta(hours=2))).timestamp()
+        said = []
+        for seconds in (0, 1, 3600, 4 * 3600):
+            record = logging.makeLogRecord({"msg": "as always", "created": evening + seconds})
+            said += formatter.format(record).splitlines()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert said == [
+        "2026-10-24, UTC+0200",
+        "23:59:00 as always",
+        "23:59:01 as always",
+        "2026-10-25, UTC+0200",
+        "00:59:00 as always",
+        "2026-10-25, UTC+0100",
+        "02:59:00 as always",
+    ]
 
 
 def test_new_credentials_are_for_the_server_that_the_configuration_names(run: Run) -> None:
@@ -425,10 +474,10 @@ def test_new_credentials_are_for_the_server_that_the_configuration_names(run: Ru
     assert names() == names("--set", "server.host=::1") == loopback
     relay, other = "relay.example.org", "other.example.org"
     assert names("--set", f"server.host={relay}") == f"{relay}, {loopback}", "in place of the loopback alone"
-    assert names("--set", f"server.host={other}", "--host", "localhost") == loopback, "that name alone was wanted"
+    assert names("--set", f"server.host={other}", "--host", "localhost", "--overwrite") == loopback, "that name alone"
     assert names("--set", f"server.host={relay}") == f"{relay}, {loopback}"
     assert names("--set", f"server.host={other}") == f"{relay}, {loopback}", "existing names stay"
-    assert names("--set", f"server.host={relay}", "--host", other) == f"{other}, {loopback}"
+    assert names("--set", f"server.host={relay}", "--host", other) == f"{other}, {relay}, {loopback}", "and get company"
     assert names("--set", f"network.hostname={relay}", "--overwrite") == f"{relay}, {loopback}"
 
 

@@ -39,6 +39,7 @@ def test_keyword_arguments_are_bound() -> None:
         ("colections:deque", ["module 'colections' was not found"]),
         ("collections.nothing:deque", ["module 'collections.nothing' was not found"]),
         ("collections:dequeue", ["has no 'dequeue'", "Did you mean deque"]),
+        ("collections:ordereddict", ["has no 'ordereddict'", "Did you mean OrderedDict?"]),
         ("collections:OrderedDict.fromkey", ["has no 'fromkey'", "fromkeys"]),
     ],
 )

@@ -31,6 +31,11 @@ def test_without_a_server_the_others_are_unknown() -> None:
     assert [level for level, _ in found.values()] == ["bad", "off", "off"]
 
 
+def test_without_a_server_workers_are_not_in_order() -> None:
+    rows = shown(Seen(state="not connected", scene=scene(), status=status())).workers
+    assert {(row.level, row.state) for row in rows} == {("off", "unknown")}
+
+
 def test_without_a_trainer_workers_come_from_the_server() -> None:
     found = shown(Seen(scene=scene(), status=status(2, trainer=False, refused_peers=4)))
     assert parts(found)["Trainer"] == ("bad", "not linked")

@@ -323,6 +323,10 @@ def test_https_needs_the_certificate_of_a_server(tmp_path: Path) -> None:
     with pytest.raises(CredentialsError, match=r"server.pem not found. Other machines reach the gateway over HTTPS"):
         https_context(tmp_path, "gateway")
     credentials.create(tmp_path, ["gateway.example.org"])
+    elsewhere = tmp_path / "elsewhere"
+    credentials.install(credentials.bundle(tmp_path, "worker", "web", tmp_path), elsewhere)
+    with pytest.raises(CredentialsError, match=r"On the machine that holds ca.key, run .* bundle server"):
+        https_context(elsewhere, "gateway")
     assert https_context(tmp_path, "gateway").verify_mode == ssl.CERT_NONE
 
 

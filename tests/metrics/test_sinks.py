@@ -205,5 +205,5 @@ def test_a_round_fits_the_terminal_with_important_values_first(width: int) -> No
     assert 1 <= len(lines) <= 3
     assert max(map(len, [heading, *lines])) <= width - 4  # a log indents further lines
     assert lines[0].split()[:3:2] == ["updates_skipped", "return_test"]
-    for name in ("return_mean", "samples_per_s", "updates_per_s"):
+    for name in ("return_mean", "intervention_rate", "samples_per_s", "updates_per_s"):
         assert name in "".join(lines)

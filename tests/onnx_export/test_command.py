@@ -14,6 +14,7 @@ import pytest
 from gymnasium import spaces
 
 import tmrl_core.actor
+from tests.cli.test_help import COMMON, check_help
 from tmrl_core.actor.policies.weights import decode_arrays
 from tmrl_core.cli.main import main, parser
 from tmrl_core.config import from_values
@@ -195,6 +196,10 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path, capsys: pytes
     (tmp_path / "policy.onnx").mkdir()
     assert main(["--export", str(tmp_path / "run"), str(tmp_path / "policy.onnx")]) == 2
     assert "policy.onnx cannot be written: " in capsys.readouterr().err
+
+
+def test_help_names_each_option(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    check_help("--export", f"SOURCE FILE {COMMON} --checkpoint --spaces", monkeypatch, capsys)
 
 
 def test_the_command_is_in_the_help() -> None:

@@ -83,8 +83,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="name or address of the Server; may be repeated; the loopback names are always added (default: the "
-        "names in the existing certificate, or server.host)",
+        help="name or address of the Server; may be repeated; loopback names and those of the existing certificate are "
+        "kept (default: server.host)",
     )
     create.add_argument("--days", type=days, default=credentials.DAYS, help="validity (default: %(default)s)")
     create.add_argument(
@@ -269,13 +269,18 @@ def renew(options: argparse.Namespace, folder: Path) -> int:
     files: list[Path] = []
     if options.all or not options.names:
         files += renewal.renew(folder, days=options.days)
-    names = list(dict.fromkeys([*options.names, *(renewal.holders(folder) if options.all else [])]))
+    valid, expired = renewal.holders(folder) if options.all else ([], [])
+    names = list(dict.fromkeys([*options.names, *valid]))
     if names:
         files += renewal.renew(folder, names, options.out, days=options.days)
     for path in files:
         print(path)
     if names:
         print("Copy each bundle to its machine and install it there; it is used when that machine next connects.")
+    if left_out := [name for name in expired if name not in names]:
+        print(
+            f"Left out, because they have expired: {', '.join(left_out)}. If they are in use, name them after `renew`."
+        )
     if options.all or not options.names:
         print("A running Server takes its new certificate for the connections to come.")
     return 0

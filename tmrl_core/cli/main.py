@@ -120,6 +120,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(shown(f"{type(exc).__name__}: {exc}"), file=sys.stderr)
         return 2 if isinstance(exc, ConfigError) else 1
+    except PermissionError as exc:  # a folder of another user
+        logger.debug("", exc_info=exc)
+        print(shown(f"PermissionError: {exc}. It, or a folder above it, is another user's"), file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -357,7 +361,19 @@ def set_up_logging(level: str) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """Formatter of printable one-line messages, which may quote names and reasons that peers choose."""
+    """Formatter of printable one-line messages, which may quote names and reasons that peers choose.
+
+    A line with the date comes before the first message of a day, since roles run for weeks, and after a change to
+    summer time; in a terminal not before the first message of all.
+    """
+
+    _day = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        day = self.formatTime(record, "%Y-%m-%d, UTC%z")
+        before, self._day = self._day, day
+        is_new = day != before and (before or not sys.stderr.isatty())
+        return f"{day}\n{super().format(record)}" if is_new else super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = shown(record.message)
@@ -630,6 +646,10 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
         if video.suffix not in ("", *SUFFIXES):
             raise ConfigError(f"--video: found {options.video}, allowed: a file {' or '.join(SUFFIXES)}, or a folder")
         check_encoder("--video")
+    displays = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+    if options.render and sys.platform == "linux" and not any(map(os.environ.get, displays)):
+        # SDL then draws into memory, and says nothing.
+        logger.warning("--render: this machine has no display, so no window may be seen; --video FOLDER films instead")
     made = roles.make_worker(
         config,
         standalone=True,

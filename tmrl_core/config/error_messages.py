@@ -34,7 +34,8 @@ _PATH = re.compile(r" - at (?:the key in )?`\$(.*)`$")
 
 def near(word: str, words: Collection[str]) -> str:
     """Return ` Did you mean ...?`, or an empty text."""
-    matches = difflib.get_close_matches(word, words, n=3, cutoff=0.6)
+    same = [one for one in words if one.casefold() == word.casefold()]
+    matches = same or difflib.get_close_matches(word, words, n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(matches)}?" if matches else ""
 
 

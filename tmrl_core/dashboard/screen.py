@@ -199,7 +199,9 @@ def _row(worker: WorkerScene, seen: Seen) -> Row:
     last = worker.last_sample_s
     level: Level = "good"
     state = "collecting"
-    if worker.refused:
+    if not seen.state.startswith(CONNECTED):
+        level, state = "off", "unknown"
+    elif worker.refused:
         level, state = "bad", "refused"
     elif worker.paused:
         level, state = "note", "paused"

@@ -74,7 +74,7 @@ def connect(addresses: list[Address], timeout_s: float) -> tuple[socket.socket, 
     raise FailedStepError(
         f"port {port} cannot be reached ({tried})",
         "Nothing listens there: start the Server (`python -m tmrl_core --server -c FILE`), or correct server.port; if "
-        "it runs on another machine, server.bind must let it listen there (null with a public server.host)."
+        "it runs on another machine, server.bind must let it listen there (null with a public server.host; IPv6: `::`)."
         if refused
         else "The machine is off, the address is wrong, or a firewall drops the packets: let TCP to that port of the "
         "Server's machine pass, in its own firewall and its provider's.",

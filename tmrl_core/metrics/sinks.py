@@ -195,6 +195,7 @@ _SHOWN_FIRST = (
     names.RETURN_TRAIN,
     names.RETURN_MEAN,
     "rollout/success_rate",
+    "rollout/intervention_rate",
     names.MEMORY_LEN,
     names.SAMPLES_PER_S,
     names.UPDATES_PER_S,

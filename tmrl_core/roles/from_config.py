@@ -179,10 +179,12 @@ def saved_policy(config: Config, file: Path | None = None) -> Path:
     if not found and file is not None:
         found = [path for path in [file.absolute().parent / "policy.tmod"] if path.is_file()]
     if not found:
+        checkpoint = config.run_folder / "checkpoint"
+        copied = f"Beside {checkpoint}, copy the run's policy.tmod too. " if checkpoint.is_dir() else ""
         raise ConfigError(
-            f"run {config.run.name!r} has no saved policy: neither {places[0]} nor {places[1]} is there. Train it "
-            "first, run this in the folder where it was trained, name the config.yaml in a run's folder (-c), or set "
-            "trainer.model_path or run.name."
+            f"run {config.run.name!r} has no saved policy: neither {places[0]} nor {places[1]} is a file. {copied}"
+            "Train it first, run this in the folder where it was trained, name the config.yaml in a run's folder (-c), "
+            "or set trainer.model_path or run.name."
         )
     return max(found, key=lambda path: path.stat().st_mtime)
 

@@ -28,11 +28,16 @@ def https_context(folder: Path, section: str) -> ssl.SSLContext:
         CredentialsError: the certificate is not here; with what to run.
     """
     if not folder.is_file() and not (folder / "server.pem").exists():
+        step = "Run `python -m tmrl_core --credentials create --host NAME`"
+        if (folder / "ca.pem").exists() and not (folder / "ca.key").exists():
+            step = (
+                "On the machine that holds ca.key, run `python -m tmrl_core --credentials create --host NAME` with the "
+                "name of this one, and `--credentials bundle server`; install the bundle here (its holder can act as "
+                "the Server)"
+            )
         raise CredentialsError(
             f"{folder / 'server.pem'} not found. Other machines reach the {section} over HTTPS, with a certificate "
-            "that names its host: run `python -m tmrl_core --credentials create --host NAME`; or make a bundle with "
-            "`--credentials bundle server` where the CA's key is and install it here; or set "
-            f"{section}.host to 127.0.0.1."
+            f"that names its host. {step}; or set {section}.host to 127.0.0.1, and come through an ssh tunnel."
         )
     context, _ = server_context(folder)
     context.verify_mode = ssl.CERT_NONE  # clients log in; a browser would ask its user for a certificate

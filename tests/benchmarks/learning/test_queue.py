@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.benchmarks.scripts import imported
+from tmrl_core.storage.lock import FolderLock
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks" / "learning"
 MODULES = ("curves", "run", "plan", "ratios", "learning_queue")
@@ -140,6 +142,23 @@ def test_a_missing_package_is_named_before_the_first_run(
     monkeypatch.setattr(sys, "argv", ["learning_queue.py", "--run", "--results", str(tmp_path)])
     with pytest.raises(SystemExit, match="no-such-package is not installed"):
         queue.main()
+
+
+def test_a_run_of_another_process_is_left_to_it(
+    modules: dict[str, Any], rows: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    queue = modules["learning_queue"]
+    runs = list(modules["plan"].planned(rows))
+    monkeypatch.setattr(queue, "NEEDED", ("numpy",))
+    monkeypatch.chdir(tmp_path)
+    options = "--run --plan plan.yaml --results results --work work"
+    monkeypatch.setattr(sys, "argv", ["learning_queue.py", *options.split()])
+    with contextlib.ExitStack() as held:
+        for run in runs:
+            held.enter_context(FolderLock(tmp_path / "work" / run.name, "a run"))
+        assert queue.main() == 0
+    assert not (tmp_path / "results").exists()
+    assert len(list((tmp_path / "work").iterdir())) == len(runs)
 
 
 def test_a_failing_run_names_its_output(modules: dict[str, Any], tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ ALG |= {"OPTIMIZER_CRITIC": "adam", "BETAS_ACTOR": [0.9, 0.99], "L2_CRITIC": 0.1
 FILE: dict[str, Any] = {
     **{"RUN_NAME": "mine_1", "BUFFERS_MAXLEN": 5e5, "RW_MAX_SAMPLES_PER_EPISODE": 900, "CUDA_TRAINING": True},
     **{"CUDA_INFERENCE": False, "TLS": True, "TLS_HOSTNAME": "robots", "TLS_CREDENTIALS_DIRECTORY": "keys"},
-    **{"NB_WORKERS": 3, "WANDB_PROJECT": "p", "WANDB_ENTITY": "e", "PORT": 4000, "LOCAL_PORT_SERVER": 1},
-    **{"LOCAL_PORT_TRAINER": 2, "LOCAL_PORT_WORKER": 3, "BUFFER_SIZE": 1000, "HEADER_SIZE": 12, "SAVE_MODEL_EVERY": 5},
+    **{"NB_WORKERS": 3, "WANDB_PROJECT": "p", "WANDB_ENTITY": "e", "PORT": 4000, "SAVE_MODEL_EVERY": 5},
     **{"MAX_EPOCHS": 7, "ROUNDS_PER_EPOCH": 8, "TRAINING_STEPS_PER_ROUND": 9, "UPDATE_MODEL_INTERVAL": 10},
     **{"MAX_TRAINING_STEPS_PER_ENVIRONMENT_STEP": 4.0, "ENVIRONMENT_STEPS_BEFORE_TRAINING": 11},
     **{"UPDATE_BUFFER_INTERVAL": 12, "MEMORY_SIZE": 1300, "BATCH_SIZE": 14},
@@ -38,8 +37,8 @@ def test_each_key_with_a_counterpart_is_there_and_back() -> None:
     values, notes = converted(FILE)
     back = as_tmrl(from_values(values))
     assert notes == ["ENV: left out: choose environment.cls and environment.kwargs"]
-    for key in KEYS:
-        assert back[key.name] == FILE[key.name], key.name
+    for name in {key.name for key in KEYS} & FILE.keys():  # those of another room have a test beside
+        assert back[name] == FILE[name], name
     assert back["ALG"] == ALG
     assert (back["PUBLIC_IP_SERVER"], back["LOCALHOST_WORKER"]) == ("127.0.0.1", True)
 

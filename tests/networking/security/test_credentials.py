@@ -260,7 +260,7 @@ def test_create_again_keeps_the_authority_and_tokens(folder: Path) -> None:
     before = {name: (folder / name).read_bytes() for name in ("ca.pem", "ca.key", "worker.token", "trainer.token")}
     made = create(folder, ["new.example.org"])
     assert not made.new_authority
-    assert made.hosts[0] == "new.example.org"
+    assert made.hosts[:3] == ("new.example.org", "robots.example.org", "192.0.2.5")  # nobody is locked out
     assert before == {name: (folder / name).read_bytes() for name in before}
     outcome = Outcome(client_context(there, "worker"), server_context(folder)[0], "new.example.org")
     assert identity_of(outcome.peer) == ("worker", "robot7")
@@ -270,6 +270,14 @@ def test_create_without_hosts_renews_the_same_names(folder: Path) -> None:
     old = (folder / "server.pem").read_bytes()
     assert create(folder).hosts[:2] == ("robots.example.org", "192.0.2.5")
     assert (folder / "server.pem").read_bytes() != old
+
+
+def test_create_with_hosts_replaces_a_damaged_certificate(folder: Path) -> None:
+    (folder / "server.pem").write_text("damaged")
+    assert create(folder, ["new.example.org"]).hosts[0] == "new.example.org"
+    (folder / "server.pem").write_text("damaged")
+    with pytest.raises(CredentialsError):
+        create(folder)
 
 
 def test_overwrite_makes_old_bundles_useless(folder: Path) -> None:

@@ -156,7 +156,7 @@ def test_each_reader_of_the_lists_counts_the_signed_one(tmp_path: Path, loss: st
     serials = revoked_three(tmp_path)
     lose(tmp_path, loss)
     assert {one.serial for one in credentials.show(tmp_path) if one.what == "revoked"} == set(serials)
-    assert renewal.holders(tmp_path) == []
+    assert renewal.holders(tmp_path) == ([], [])
     with pytest.raises(CredentialsError, match="all were revoked"):
         renewal.renew(tmp_path, ["robot2"], tmp_path)
     for role in ("server", "trainer"):

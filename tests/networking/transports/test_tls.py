@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,10 +22,10 @@ from tests.waiting import until
 from tmrl_core.config import from_values
 from tmrl_core.errors import HandshakeError, NetworkError, RefusedError
 from tmrl_core.networking import Server
-from tmrl_core.networking.links import LinkSettings, WorkerLink
+from tmrl_core.networking.links import LinkSettings, WorkerLink, base
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.messages import CloseStream, Hello, OpenStream, control_frame
-from tmrl_core.networking.security import certificates, credentials, handshakes, tls_contexts
+from tmrl_core.networking.security import authentication, certificates, credentials, handshakes, tls_contexts
 from tmrl_core.networking.security.admission import Admission
 from tmrl_core.networking.transports.tls import (
     _LINGER_BYTES,
@@ -145,6 +146,45 @@ def test_an_unknown_host_is_reported_while_the_link_tries_again(
 ) -> None:
     dial(stack, folders["good"], 1, host="no-such-host.invalid")
     until(lambda: any("cannot reach no-such-host.invalid port 1" in line for line in warnings(caplog)))
+
+
+def name_server(monkeypatch: pytest.MonkeyPatch, answer: Callable[[], list[str]]) -> str:
+    """A name, with the addresses that `answer` returns."""
+    real = socket.getaddrinfo
+
+    def look_up(host: str, port: int, **kwargs: int) -> list[object]:
+        if host != "two.example":
+            return real(host, port, **kwargs)  # type: ignore[arg-type,return-value]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in answer()]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return "two.example"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, a full queue or 127.0.0.2 answers")
+def test_an_address_that_drops_packets_leaves_time_for_the_next(
+    stack: ExitStack, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(stack, folders["good"])
+    silent = stack.enter_context(socket.socket())
+    silent.bind(("127.0.0.2", server.port))
+    silent.listen(0)
+    stack.enter_context(socket.create_connection(("127.0.0.2", server.port)))  # its queue is full
+    host = name_server(monkeypatch, lambda: ["127.0.0.2", "127.0.0.1"])
+    link = dial(stack, folders["good"], server.port, host=host, connect_timeout_s=1.0)
+    assert link.wait_connected(DEADLINE_S)
+
+
+def test_a_look_up_may_take_longer_than_a_connection(
+    stack: ExitStack, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow() -> list[str]:
+        time.sleep(0.5)  # as behind a name server that is silent
+        return ["127.0.0.1"]
+
+    server = serve(stack, folders["good"])
+    link = dial(stack, folders["good"], server.port, host=name_server(monkeypatch, slow), connect_timeout_s=0.3)
+    assert link.wait_connected(DEADLINE_S)
 
 
 # -- wrong credentials: what both sides say ----------------------------------------------------------------------------
@@ -282,6 +322,24 @@ def test_the_reasons_are_sent_over_tls_1_2_too(folders: dict[str, Path], wrong: 
 
 def worker_connection() -> WorkerConnection:
     return WorkerConnection(WorkerState(run="run", name="a", peer=b"p" * 16), silent_s=10, heartbeat_s=3)
+
+
+def test_a_link_that_lasts_warns_of_its_certificate(
+    folders: dict[str, Path],
+    stack: ExitStack,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(base, "_CHECKS_S", 0.02)
+    monkeypatch.setattr(authentication, "_WARN_EVERY", timedelta(0))
+    days = authentication.WARN_DAYS + 2.0 / 86_400
+    credentials.install(
+        credentials.bundle(folders["good"], "worker", "lasting", tmp_path, days=days), tmp_path / "there"
+    )
+    link = dial(stack, tmp_path / "there", serve(stack, folders["good"]).port)
+    assert link.wait_connected(DEADLINE_S)
+    until(lambda: any("this machine's client certificate (lasting) expires on" in line for line in warnings(caplog)))
 
 
 def test_with_a_certificate_of_its_own_a_worker_needs_no_token(folders: dict[str, Path], stack: ExitStack) -> None:

@@ -313,7 +313,7 @@ class Link(Generic[End]):
                 driver = await transport.dial(settings.host, settings.port, connection, settings.connect_timeout_s)
                 self._wake_thread()
                 begun = asyncio.get_running_loop().time()
-                await self._until_ended(driver, stop)
+                await self._until_ended(transport, driver, stop)
                 if stop.done() or not driver.ended.done():
                     await driver.leave()
                     if not stop.done():
@@ -351,12 +351,13 @@ class Link(Generic[End]):
             delay = min(2 * delay, most)
             await asyncio.wait({stop}, timeout=wait * random.uniform(0.5, 1.0))
 
-    async def _until_ended(self, driver: Driver, stop: asyncio.Future[Any]) -> None:
+    async def _until_ended(self, transport: Transport, driver: Driver, stop: asyncio.Future[Any]) -> None:
         """Wait until the connection ends, the link stops, or the certificates of this machine have changed."""
         ends: set[asyncio.Future[Any]] = {driver.ended, stop}
         identity = self._identity
         while not (await asyncio.wait(ends, timeout=_CHECKS_S, return_when=asyncio.FIRST_COMPLETED))[0]:
             self._log.summarize()
+            transport.warn_of_expiry()
             if identity is not None and identity.refresh():
                 return
 

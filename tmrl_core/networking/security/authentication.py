@@ -370,8 +370,12 @@ class ClientAccess:
                 self._expiry.repeat()
                 changed = True
                 logger.info("credentials were reloaded")
-        self._expiry.check(self._certificates)
+        self.warn_of_expiry()
         return changed
+
+    def warn_of_expiry(self) -> None:
+        """Log a warning, once a day, about a certificate that expires soon."""
+        self._expiry.check(self._certificates)
 
     def _certificates(self) -> list[tuple[str, datetime, str]]:
         place = self._directory

@@ -178,7 +178,7 @@ def create(
 
     Args:
         directory: created if it is missing, for this user only.
-        hosts: DNS names and IP addresses. Empty: those of the existing server certificate, if there is one.
+        hosts: DNS names and IP addresses, besides those of the existing server certificate, if there is one.
         days: validity of the server certificate, limited by the CA's.
         ca_days: validity of a new CA.
         overwrite: replace an existing CA and its tokens; all bundles of the old CA become invalid.
@@ -234,8 +234,12 @@ def _create(
         if read_facts(authority.certificate).not_after <= now:
             raise CredentialsError(f"the CA in {folder} has expired. Make a new one: `{CREATE} --overwrite`.")
         tokens = {}
-        if not wanted and (folder / "server.pem").exists():
-            wanted = read_facts(read_file(folder / "server.pem")).names
+        if (folder / "server.pem").exists():
+            try:  # a name left out would lock out the peers that dial it
+                wanted = (*wanted, *read_facts(read_file(folder / "server.pem")).names)
+            except CredentialsError:
+                if not wanted:
+                    raise
     if default_host and not set(wanted).difference(LOOPBACK_HOSTS):
         wanted = (clean_host(default_host),)
     hosts = tuple(dict.fromkeys((*wanted, *LOOPBACK_HOSTS)))

@@ -131,11 +131,13 @@ def renew(
     return [bundle(folder, role, one.name, out, days=days, weight=one.weight) for role, one in latest]
 
 
-def holders(directory: str | os.PathLike[str]) -> list[str]:
-    """Return the names with a certificate that is neither expired nor revoked."""
+def holders(directory: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+    """Return the names with a certificate that is neither expired nor revoked, and those whose have all expired."""
     folder = Path(directory).expanduser()
     now = datetime.now(timezone.utc)
-    return sorted({one.name for one in _not_revoked(folder, read_list(folder / ISSUED_FILE)) if one.not_after > now})
+    found = _not_revoked(folder, read_list(folder / ISSUED_FILE))
+    valid = {one.name for one in found if one.not_after > now}
+    return sorted(valid), sorted({one.name for one in found} - valid)
 
 
 def _not_revoked(folder: Path, listed: Sequence[Listed]) -> list[Listed]:

@@ -42,6 +42,10 @@ class Transport(ABC):
         """Check a client's credentials for changes before it dials. Return the new token; None: unchanged."""
         return None
 
+    def warn_of_expiry(self) -> None:
+        """Log a warning if a client's certificate expires soon. Called every few seconds while a link lasts."""
+        return
+
     def signed_revocations(self) -> bytes:
         """Return the list of revoked certificates that a Server sends, with the CA's signature; empty: none."""
         return b""

@@ -79,6 +79,9 @@ _TCP_INFO_RTT = struct.Struct("=68xI")
 """Linux' `struct tcp_info` up to `tcpi_rtt`, in microseconds."""
 _POLL_S = 1.0
 """Interval at which a Server checks its credentials for changes."""
+_LOOK_UP_S = 30.0
+"""Maximum time of a look-up. Systems ask the next name server when one has been silent for 5 s, so the time for a
+connection would end before an answer."""
 _GREETING_BYTES = 65_536
 """Maximum bytes from a peer before its admission; a handshake with a certificate and a `Hello` take a tenth."""
 _LINGER_BYTES = 8 << 20
@@ -225,29 +228,54 @@ class TlsTransport(Transport):
             yield await loop.create_server(protocol, sock=sock, backlog=256), found
 
     async def connect(self, make: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> None:
-        """Connect to the first address of `host` that answers, looked up in a thread of Python (see `bound_sockets`).
+        """Connect to an address.
 
         Raises:
-            OSError: the host is unknown, or no address answers.
+            OSError: it does not answer.
         """
+        await asyncio.get_running_loop().create_connection(make, host, port)
+
+    async def _connect_to_one(
+        self, make: Callable[[], asyncio.BaseProtocol], host: str, port: int, timeout_s: float
+    ) -> None:
+        """Connect to the first address of `host` that answers.
+
+        Raises:
+            OSError: the host is unknown, or no address answers. A TimeoutError: within timeout_s.
+            NetworkError: no name server answers.
+        """
+        addresses = await self._look_up(host, port)
         loop = asyncio.get_running_loop()
+        failure: Exception = OSError(f"{host} has no address")
+        deadline = loop.time() + timeout_s
+        for tried, address in enumerate(addresses):
+            # An equal share of the time, since a firewall may drop what is sent to the first address alone. A name
+            # often has one of IPv6, which is tried first.
+            share_s = (deadline - loop.time()) / (len(addresses) - tried)
+            try:
+                await asyncio.wait_for(self.connect(make, address, port), share_s)
+                return
+            except (OSError, asyncio.TimeoutError) as exc:
+                failure = exc
+        raise failure
+
+    async def _look_up(self, host: str, port: int) -> list[str]:
+        """Return the addresses of `host`, looked up in a thread of Python (see `bound_sockets`)."""
         try:
             ipaddress.ip_address(host)
         except ValueError:
             look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-            infos = await loop.run_in_executor(None, look_up)
         else:
-            await loop.create_connection(make, host, port)
-            return
-        failure: OSError | None = None
-        for family, *_, address in dict.fromkeys(infos):
-            scope = f"%{address[3]}" if len(address) > 3 and address[3] else ""
-            try:
-                await loop.create_connection(make, f"{address[0]}{scope}", port, family=family)
-                return
-            except OSError as exc:
-                failure = exc
-        raise failure or OSError(f"{host} has no address")
+            return [host]
+        try:
+            infos = await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(None, look_up), _LOOK_UP_S)
+        except asyncio.TimeoutError as exc:
+            raise NetworkError(
+                f"cannot reach {host} port {port}: no name server of this machine answered within {_LOOK_UP_S:g} s. "
+                "Check its network, or set server.host to an address"
+            ) from exc
+        scopes = (f"%{address[3]}" if len(address) > 3 and address[3] else "" for *_, address in infos)
+        return list(dict.fromkeys(f"{info[4][0]}{scope}" for info, scope in zip(infos, scopes, strict=True)))
 
     def _poll_credentials(self, drivers: Iterable[_TlsDriver]) -> None:
         """Reload changed credentials, and close links that would no longer be admitted."""
@@ -278,12 +306,17 @@ class TlsTransport(Transport):
         self.context = access.context
         return access.token
 
+    def warn_of_expiry(self) -> None:
+        """See the base class. Most links last longer than a look at the files before each connection."""
+        if isinstance(self.access, ClientAccess):
+            self.access.warn_of_expiry()
+
     async def dial(self, host: str, port: int, connection: Connection, timeout_s: float) -> Driver:
         """Connect to `host` and `port`, and prove both sides' identity."""
         loop = asyncio.get_running_loop()
         driver = _TlsDriver(self, connection, loop, None)
         try:
-            await asyncio.wait_for(self.connect(lambda: driver, host, port), timeout_s)
+            await self._connect_to_one(lambda: driver, host, port, timeout_s)
         except asyncio.TimeoutError as exc:
             raise NetworkError(f"{host} port {port} did not answer within {timeout_s:g} s") from exc
         except OSError as exc:

@@ -242,6 +242,9 @@ class TransitionBuilder:
     def load_state_dict(self, state: State) -> None:
         """Load the entries of a checkpoint, after the rows."""
         tails = state["tails"]
+        if isinstance(tails, list):  # as earlier checkpoints have them
+            self.load_tails(tails)
+            return
         streams = map(bytes.fromhex, tails["streams"])
         self.load_tails(list(zip(streams, tails["episodes"], tails["steps"], tails["trees"], strict=True)))
 
