@@ -170,6 +170,16 @@ def test_credit_is_left_for_others_whatever_one_principal_wants(later: bool) -> 
     assert granted(honest) == [honest.resumes[0].credit + 4 * MB]
 
 
+def test_two_principals_with_much_standing_credit_leave_a_request_to_a_third() -> None:
+    place = Place(budget_bytes=64 * MB, max_message_bytes=16 * MB)
+    wolves = [place.worker(name, streams=256) for name in ("wolf", "dog")]
+    for wolf in wolves:
+        place.want(wolf, 16 * MB)
+    honest = place.worker("honest")
+    place.want(honest, MB)
+    assert granted(honest) == [honest.resumes[0].credit + MB]
+
+
 def test_one_principal_alone_gets_most_of_the_pool() -> None:
     place = Place(budget_bytes=64 * MB)
     end = place.worker("alone", streams=100)
