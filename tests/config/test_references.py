@@ -102,6 +102,12 @@ def test_a_missing_import_of_an_environments_module_is_named(tmp_path: Path, mon
             ConfigError,
             r"own_env\.py, line 1, imports 'nowhere_at_all', which is not installed",
         ),
+        (
+            "import gymnasium.gone",
+            ConfigError,
+            r"line 1, imports 'gymnasium\.gone', which the installed gymnasium does not have\. One of the two needs",
+        ),
+        ("def Env():\n    import gymnasium.gone", ConfigError, r"line 2: No module .*, which the installed gymnasium"),
         ("1 / 0", ConfigError, r"own_env\.py, line 1: ZeroDivisionError: division by zero\. The module own_env cannot"),
         ("def Env():\n    import nowhere", ConfigError, r"own_env\.py, line 2: No module named 'nowhere'\. Install"),
         ("def Env():\n    assert 1 > 2", EnvironmentFailedError, r"line 2: AssertionError: assert 1 > 2\. The environ"),

@@ -81,9 +81,10 @@ def resolve(reference: str, key: str = "") -> Any:
         if is_own(reference):
             raise
         frames = [one for one in traceback.extract_tb(exc.__traceback__) if not one.filename.startswith("<")]
+        package = _lacking(exc)
         raise ConfigError(
-            f"{label}: {frames[-1].filename}, line {frames[-1].lineno}, imports {exc.name!r}, which is not installed "
-            "here. Install it."
+            f"{label}: {frames[-1].filename}, line {frames[-1].lineno}, imports {exc.name!r}, which "
+            + (_OTHER_VERSION.format(package=package) if package else "is not installed here. Install it.")
         ) from exc
     except SyntaxError as exc:
         raise ConfigError(f"{label}: {exc.filename}, line {exc.lineno}, is not valid Python: {exc.msg}.") from exc
@@ -345,8 +346,21 @@ def place_of(exc: Exception) -> str:
 
 
 def _install_hint(exc: ImportError) -> str:
-    missing = isinstance(exc, ModuleNotFoundError) and exc.name is not None
-    return f". Install {exc.name!r}, or what provides it." if missing else ""
+    if not isinstance(exc, ModuleNotFoundError) or exc.name is None:
+        return ""
+    if package := _lacking(exc):
+        return f", which {_OTHER_VERSION.format(package=package)}"
+    return f". Install {exc.name!r}, or what provides it."
+
+
+_OTHER_VERSION = "the installed {package} does not have. One of the two needs another version."
+
+
+def _lacking(exc: ImportError) -> str:
+    """Return the installed package of which a missing module would be a part; empty: there is none."""
+    package, _, part = (exc.name or "").partition(".")
+    spec = importlib.util.find_spec(package) if part else None
+    return package if spec is not None and spec.has_location else ""
 
 
 def _without(env: Any, drop: Sequence[str]) -> Any:
