@@ -128,7 +128,9 @@ def test_a_worker_waits_until_a_policy_fits(place: Place, collection: Any, caplo
     finally:
         worker.stop()
         thread.join(20)
-    worker.close()
+    closing = threading.Thread(target=worker.close)
+    closing.start()
+    place.take_until(lambda: not closing.is_alive())  # else it waits for its acknowledgements in vain
     assert sum("waits until a policy fits" in line for line in caplog.messages) == 1
     assert "refused by the trainer" in next(line for line in caplog.messages if "robot7 ends:" in line)
 

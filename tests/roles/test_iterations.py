@@ -53,7 +53,12 @@ def worker_of(config: Config, name: str = "robot") -> Iterator[RolloutWorker]:
         worker = roles.make_worker(config, name=name)
     finally:
         use(None)
-    thread = threading.Thread(target=roles.run_worker, args=(worker, config))
+
+    def run() -> None:
+        roles.run_worker(worker, config)
+        worker.close()  # otherwise a trainer that finishes its workers would wait for it
+
+    thread = threading.Thread(target=run)
     thread.start()
     try:
         yield worker

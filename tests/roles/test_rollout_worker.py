@@ -69,6 +69,24 @@ class Sink:
             self.link.wait(0.1)
         raise AssertionError(f"{self.samples} samples and {len(self.records)} records have arrived")
 
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[None]:
+        """Take what arrives meanwhile, so that a worker that closes is acknowledged at once."""
+        ended = threading.Event()
+
+        def take() -> None:
+            while not ended.is_set():
+                self.take()
+                self.link.wait(0.02)
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
     def publish(self, actor: Any) -> tuple[int, int]:
         return self.link.publish({"policy": Blob(*actor.to_blob())})
 
@@ -423,12 +441,14 @@ def test_a_worker_that_nothing_refers_to_closes_and_its_samples_arrive(
     kind = Counting if overrides else RolloutWorker
     worker = kind(Env, policy, config=config, server_port=server.port)
     until(lambda: len(sink.link.members) == 1)
+    (first,) = sink.link.members
     worker.collect_train_episode(max_samples=7)
     worker.send_and_clear_buffer()
-    worker = kind(Env, policy, config=config, server_port=server.port)
-    gc.collect()
+    with sink.taking():
+        worker = kind(Env, policy, config=config, server_port=server.port)
+        gc.collect()
     assert closed == [True]
-    until(lambda: [member.name for member in sink.link.members] == ["robot-2"])
+    until(lambda: len(sink.link.members) == 1 and sink.link.members[0].stream != first.stream)
     sink.take_until(lambda: sink.samples == 8)
     assert worker.close() is not None
     assert closed == [True, True]
@@ -454,7 +474,7 @@ def test_workers_of_one_name_in_one_run_play_other_episodes(
     seeded = msgspec.structs.replace(config, run=RunSection(name="tests", folder=config.run.folder, seed=7))
     began, workers = [first_obs(make(config=seeded, standalone=True))], []
     for number in (1, 2, 3):  # one after the other: numbers are given in the order of connections
-        workers.append(worker := make(config=seeded))
+        workers.append(worker := make(config=seeded, drain_timeout_s=0.0))
         assert worker.link.wait_connected(10)
         until(functools.partial(is_placed, worker, number > 1))
         began.append(first_obs(worker))
@@ -470,11 +490,17 @@ def test_workers_of_one_name_in_one_run_play_other_episodes(
     ]
 
 
+def test_seeds_of_workers_fit_simulators_that_take_31_bits() -> None:
+    seeds = [mixed_seed(seed, "robot", place) or 0 for seed in (0, 1, 2**32 - 1) for place in range(1, 20)]
+    assert max(seeds) < 2**31
+    assert len(set(seeds)) == len(seeds)
+
+
 def test_a_seed_of_an_evaluation_or_of_the_caller_is_kept_by_a_namesake(make: Any, config: Config, sink: Sink) -> None:
     seeded = msgspec.structs.replace(config, run=RunSection(name="tests", folder=config.run.folder, seed=7))
     make(config=seeded)
     until(lambda: sink.link.members)
-    second = make(config=seeded)
+    second = make(config=seeded, drain_timeout_s=0.0)
     chosen = make(config=seeded, seed=5)
     until(lambda: second.link.place and chosen.link.place)
     assert first_obs(chosen) == first_obs(make(standalone=True, model_path=None, config=seeded, seed=5))
@@ -604,8 +630,9 @@ def test_relative_arguments_mean_the_folder_of_the_construction(
 
 def test_a_worker_steps_several_environments_and_the_trainer_keeps_their_episodes_apart(make: Any, sink: Sink) -> None:
     worker = make(envs=3, max_samples_per_episode=20)
-    worker.run(nb_episodes=6, verbose=False)
-    worker.close()
+    with sink.taking():
+        worker.run(nb_episodes=6, verbose=False)
+        worker.close()
     sink.take_until(lambda: sink.samples >= worker.steps_collected)
     assert len([record for record in sink.records if record.length == 20]) == 6
 

@@ -230,7 +230,10 @@ def test_a_trainer_of_a_finished_checkpoint_finishes_the_workers(
             waiting.close()
 
 
-def test_a_resumed_run_calls_the_updater(server: Server, worker: Worker, tmp_path: Path) -> None:
+def test_a_resumed_run_calls_the_updater(
+    server: Server, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tmrl_core.training.remote.run_shutdown.RETURN_S", 0.1)  # no worker waits for the second one
     Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1)).run()
     worker.thread.join(20)
     called = []
@@ -589,7 +592,10 @@ def test_an_unwritable_folder_of_checkpoints_is_reported_immediately(tmp_path: P
         trainer.run()
 
 
-def test_custom_functions_write_and_read_checkpoints(server: Server, worker: Worker, tmp_path: Path) -> None:
+def test_custom_functions_write_and_read_checkpoints(
+    server: Server, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tmrl_core.roles.trainer.FINISHED_S", 0.2)  # there is no Server for the second trainer
     config = make_config(tmp_path, epochs=2)
     kept: dict[Path, Any] = {}
     dumps = []
@@ -642,6 +648,14 @@ def raw_worker(server: Server) -> Iterator[WorkerLink]:
     link.start()
     yield link
     link.close()
+
+
+def leave(link: WorkerLink, thread: threading.Thread) -> None:
+    """Leave a run that is over, as a worker does, and wait for the trainer, which else waits for this one."""
+    until(lambda: link.finished or not thread.is_alive(), limit_s=30)
+    link.close()
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def send(link: WorkerLink, shape: int, rows: int = 6, reward: float = 0.0) -> None:
@@ -713,11 +727,10 @@ def test_samples_of_another_shape_are_acknowledged_as_refused(
         raw_worker.wait_change(0.1)
     for _ in range(10):
         send(raw_worker, 3)
-    thread.join(30)
-    assert not thread.is_alive()
+    assert raw_worker._wait(lambda: raw_worker.counts.samples_acked == 66, 20)
+    leave(raw_worker, thread)
     assert trainer.training.total_updates == 40
     assert trainer.training.total_samples == 66
-    assert raw_worker._wait(lambda: raw_worker.counts.samples_acked == 66, 20)
     assert raw_worker.counts.queued_samples == 0
     assert "float32[5]" in caplog.text
     assert "float32[3]" in caplog.text
@@ -737,10 +750,10 @@ def test_the_end_of_a_run_names_samples_that_workers_have_dropped(server: Server
         )
         thread = threading.Thread(target=trainer.run)
         thread.start()
-        while thread.is_alive():
+        while thread.is_alive() and not link.finished:
             send(link, 3)
             link.wait_change(0.01)
-        thread.join()
+        leave(link, thread)
         end = values(tmp_path, "event")[-1]["message"]
         assert re.search(r"; [1-9]\d* samples never arrived, because workers dropped them", end)
     finally:
@@ -759,8 +772,7 @@ def test_samples_that_are_not_finite_are_refused_for_any_memory(
         raw_worker.wait_change(0.1)
     for _ in range(12):
         send(raw_worker, 3)
-    thread.join(30)
-    assert not thread.is_alive()
+    leave(raw_worker, thread)
     assert trainer.training.total_updates == 40
     assert trainer.training.updates_skipped == 0
     assert "the reward holds NaN or an infinite number in 3 of 4 samples" in caplog.text
@@ -817,9 +829,11 @@ def test_uncommitted_samples_are_sent_again_to_the_next_trainer(
         first.run()
     assert raw_worker.counts.samples_acked == 0
     second = Trainer(make(TrainingOffline), server_port=server.port, config=config, checkpoint_path=None)
-    second.run()
-    assert len(second.training.memory) == 5
+    thread = threading.Thread(target=second.run)
+    thread.start()
     assert raw_worker._wait(lambda: raw_worker.counts.samples_acked == 6, 20)
+    leave(raw_worker, thread)
+    assert len(second.training.memory) == 5
 
 
 def test_starvation_of_workers_and_trainer_is_reported(

@@ -60,6 +60,9 @@ def events(size: int) -> dict[str, int]:
         "a worker keeps its number": steps(lambda: middle.tell(Number(size + 5))),
         "a worker waits": steps(lambda: middle.tell(Waits(0, "waits for a policy"))),
         "an acknowledgement": steps(lambda: trainer.tell(Ack(fleet.channels[0], 0))),
+    }
+    workers[0].link.tick(2.5)  # logs the number of those that have joined
+    measured |= {
         "time passes": steps(lambda: middle.link.tick(3.0)),
         "a worker leaves": steps(lambda: middle.link.lost(None, 3.0)),
         "it comes back": steps(lambda: fleet.join(size // 2)),

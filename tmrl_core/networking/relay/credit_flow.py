@@ -39,7 +39,8 @@
 # thresholds, Choudhury and Hahne 1998), and so does one that would leave less than one request of another principal
 # (`request_bytes`). Whatever one principal reserves, a part of the pool therefore stays free for the others: alone it
 # gets four fifths, and a newcomer finds the last fifth. One request at a time is granted to each principal regardless
-# of these rules. Nothing is revoked: a principal that uses none of its credit while others wait loses its link
+# of these rules: where the pool is always full, a fleet with much standing credit would else never be granted a large
+# message. Nothing is revoked: a principal that uses none of its credit while others wait loses its link
 # (`connection.py`), and its reservations with it.
 #
 # Time. A message takes the logarithm of the numbers of principals and of the sender's own streams, since both orders
