@@ -93,7 +93,9 @@ def test_a_worker_shows_its_link_its_episodes_and_its_queue(tmp_path: Path) -> N
         display.refresh()
         line = display.line()
         assert line.startswith("0:10 | link server.example.org port 55555 for 0:05 | episodes 1 | steps 201 (")
-        assert re.search(r"\| return -\S+ in 200 steps \| policy none yet \| queued 0 samples, 0 B \|", line)
+        assert re.search(
+            r"\| return -\S+ in 200 steps \| policy none from the trainer yet \| queued 0 samples, 0 B \|", line
+        )
         shown = drawn(display.panel())
         assert len(shown) <= 24
         for text in ("robot7, run r", "0:10", "acknowledged", "trainer"):

@@ -256,7 +256,7 @@ class WorkerDisplay:
             rows.append(("test return", return_text(played.stat_test_return)))
         age = clock_text(self._clock() - self._policy_since)
         version = f"{self._version[0]}.{self._version[1]}, {age} old"
-        rows.append(("policy", version if any(self._version) else "none yet"))
+        rows.append(("policy", version if any(self._version) else "none from the trainer yet"))
         if text := trouble():
             rows.append(("trouble", text))
         return rows + ([] if link is None else _link_rows(link, link.counts))

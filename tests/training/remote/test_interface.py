@@ -242,6 +242,22 @@ def test_an_evaluation_whose_record_may_be_lost_is_requested_again_from_the_only
     assert len(requested) == (1 if lost == "none" else 2)
 
 
+def test_episodes_that_arrive_together_have_each_its_place() -> None:
+    """After an outage, hundreds of messages do."""
+    sink = MemorySink()
+    with Recorder([sink]) as recorder:
+        link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+        interface = RemoteInterface(link, recorder=recorder, progress=Progress(samples=1_000))
+        for number in range(3):
+            buffer = Buffer()
+            for step in range(5):
+                buffer.append_sample((np.zeros(1), np.zeros(1), 0.0, False, step == 4, {}))
+            payload = memoryview(encode_message(buffer.chunks[0], [episode(1.0)]))
+            link.trainer.inbox.append(Received(bytes(16), number, 5 * number, payload, len(payload)))
+        interface.receive()
+    assert [record.env_steps for record in sink.records if record.kind == "episode"] == [1_000, 1_005, 1_010]
+
+
 def test_encoded_images_are_decoded_and_bombs_are_refused() -> None:
     pytest.importorskip("PIL")
     shape = ImageShape(0, 32, 32, 3)

@@ -315,6 +315,7 @@ class RemoteInterface(TrainingInterface):
         """
         self.commit()
         deliveries = []
+        earlier = 0  # samples that came with them: after an outage, hundreds of messages
         for one in self._portion():
             delivery = self._decoded(one)
             self._outstanding.append((one, delivery))
@@ -326,7 +327,8 @@ class RemoteInterface(TrainingInterface):
                 self.evaluator.lost(one.stream)
             if not delivery.refusal:
                 deliveries.append(delivery)
-                self._note_episodes(delivery.records, one.stream)
+                self._note_episodes(delivery.records, one.stream, earlier)
+                earlier += delivery.rows
         self._tick()
         return deliveries
 
@@ -755,7 +757,7 @@ class RemoteInterface(TrainingInterface):
             self._phase = phase
             self.event(names.EVENT_PHASE, phase=phase)
 
-    def _note_episodes(self, episodes: Sequence[EpisodeRecord], stream: bytes) -> None:
+    def _note_episodes(self, episodes: Sequence[EpisodeRecord], stream: bytes, earlier: int = 0) -> None:
         for record in episodes:
             self._equal_ends.take(record)
             if self.on_episode is not None:
@@ -767,7 +769,7 @@ class RemoteInterface(TrainingInterface):
                     mode=record.mode,
                     episode_return=record.episode_return,
                     length=record.length,
-                    samples_received=self.progress.samples,
+                    samples_received=self.progress.samples + earlier,
                     agent=record.agent,
                     end=record.end,
                     version=record.version,
