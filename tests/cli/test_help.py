@@ -20,7 +20,7 @@ NAMED = {
     "--sessions": "list view export import",
     "--sessions view": "folder --help --only --out",
     "--sessions list": "folder --help",
-    "--sessions export": "folder dataset --help --format --fps --task",
+    "--sessions export": "folder dataset --help --format",
     "--sessions import": "dataset folder --help",
     "--metrics": "send",
     "--metrics send": "run --help --to --id",

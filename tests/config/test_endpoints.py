@@ -106,6 +106,7 @@ def test_a_server_for_other_machines_listens_to_them() -> None:
     assert ServerSection(endpoints=("127.0.0.1:1", "[::1]:2")).bind_address == "127.0.0.1"
     assert ServerSection(endpoints=("127.0.0.1:1", "relay2:1")).bind_address == "0.0.0.0"
     assert ServerSection(host="relay").bind_address == "0.0.0.0"
+    assert ServerSection(host="2001:db8::1").bind_address == "::"
 
 
 def test_a_file_may_list_them(tmp_path: Path) -> None:

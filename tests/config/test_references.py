@@ -104,6 +104,7 @@ def test_a_missing_import_of_an_environments_module_is_named(tmp_path: Path, mon
         ),
         ("1 / 0", ConfigError, r"own_env\.py, line 1: ZeroDivisionError: division by zero\. The module own_env cannot"),
         ("def Env():\n    import nowhere", ConfigError, r"own_env\.py, line 2: No module named 'nowhere'\. Install"),
+        ("def Env():\n    assert 1 > 2", EnvironmentFailedError, r"line 2: AssertionError: assert 1 > 2\. The environ"),
         ("def Env():\n    {}['port']", EnvironmentFailedError, r"own_env\.py, line 2: KeyError: 'port'\. The environ"),
         (
             "def Env():\n    import json; json.loads('{')",

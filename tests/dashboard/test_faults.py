@@ -11,6 +11,7 @@ from tests.dashboard.played import NOW, peer, scene, status, worker
 from tmrl_core.dashboard.faults import Seen, faults
 from tmrl_core.networking.protocol.status import BudgetStatus
 from tmrl_core.networking.protocol.telemetry import Scene, SceneEvent
+from tmrl_core.training.loops.limiter import RateLimiter
 
 
 def seen(scene_: Scene | None = None, **values: Any) -> Seen:
@@ -70,6 +71,21 @@ def test_a_trainer_that_waits_tells_why() -> None:
     assert only(seen(scene(state="waiting", waits="300 of 1,000 samples"))) == (
         "warn: The trainer waits for samples: 300 of 1,000 samples"
     )
+
+
+ROUND = "300 of 1000 steps of round 4 have arrived, 1 worker is there"
+
+
+@pytest.mark.parametrize("waits", [RateLimiter(max_updates_per_sample=0.5).shortfall(samples=10, updates=6), ROUND])
+def test_a_trainer_that_has_made_its_updates_is_in_order_while_samples_come(waits: str) -> None:
+    in_turn = scene(1, state="waiting", waits=waits)
+    assert texts(seen(in_turn)) == []
+    silent = (worker(0, last_sample_s=60.0, waits="an update"),)
+    for found in (
+        msgspec.structs.replace(in_turn, workers=silent),
+        msgspec.structs.replace(in_turn, waits=f"{waits}, trainer.lockstep.min_workers is 2"),
+    ):
+        assert only(seen(found)) == f"warn: The trainer waits for samples: {found.waits}"
 
 
 @pytest.mark.parametrize(

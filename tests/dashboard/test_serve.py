@@ -128,10 +128,11 @@ def test_other_machines_need_the_certificate_of_a_server(tmp_path: Path) -> None
         Dashboard(config(tmp_path, host="0.0.0.0"), Played())
 
 
-def test_other_machines_reach_it_over_https_with_a_login(tmp_path: Path) -> None:
+def test_other_machines_reach_it_over_https_with_a_login(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "credentials"
     credentials.create(folder, ["robots.example"])
     with Dashboard(config(tmp_path, host="0.0.0.0"), Played()) as page:
+        assert f"the certificate is not for {socket.gethostname().lower()} but for robots.example, " in caplog.text
         token = page.link.partition("/login/#")[2]
         assert len(token) > 30
         context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
@@ -142,3 +143,7 @@ def test_other_machines_reach_it_over_https_with_a_login(tmp_path: Path) -> None
         connection.request("GET", "/about", headers={"Authorization": f"Bearer {token}"})
         assert json.loads(connection.getresponse().read())["run"] == "pendulum_sac"
         connection.close()
+    caplog.clear()
+    credentials.create(folder, [socket.gethostname()])
+    with Dashboard(config(tmp_path, host="0.0.0.0"), Played()):
+        assert "the certificate is not for" not in caplog.text

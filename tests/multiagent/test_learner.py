@@ -160,6 +160,12 @@ def test_every_test_has_the_same_seeds_and_no_training_episode_has_them() -> Non
     assert len({3, *seeds}) == 3
 
 
+def test_seeds_of_episodes_fit_simulators_that_take_31_bits() -> None:
+    seeds = [episode_seeds(3)(episode) for episode in range(50)]
+    assert max(seeds) < 2**31
+    assert len(set(seeds)) == len(seeds)
+
+
 def test_a_test_without_a_seed_sets_none() -> None:
     test_env = Ring()
     learner(test_actor=Actor(test_env, manager("inference"))).test()

@@ -490,6 +490,12 @@ def test_workers_of_one_name_in_one_run_play_other_episodes(
     ]
 
 
+def test_seeds_of_workers_fit_simulators_that_take_31_bits() -> None:
+    seeds = [mixed_seed(seed, "robot", place) or 0 for seed in (0, 1, 2**32 - 1) for place in range(1, 20)]
+    assert max(seeds) < 2**31
+    assert len(set(seeds)) == len(seeds)
+
+
 def test_a_seed_of_an_evaluation_or_of_the_caller_is_kept_by_a_namesake(make: Any, config: Config, sink: Sink) -> None:
     seeded = msgspec.structs.replace(config, run=RunSection(name="tests", folder=config.run.folder, seed=7))
     make(config=seeded)

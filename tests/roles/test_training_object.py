@@ -187,6 +187,11 @@ def test_a_model_may_be_named() -> None:
     assert isinstance(training.agent.model, REDQMLPActorCritic)
 
 
+def test_a_misspelled_size_of_the_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"actor.kwargs: got an unexpected keyword argument 'hiden_sizes'"):
+        training_from_config(from_values({"actor": {"kwargs": {"hiden_sizes": [8]}}}))
+
+
 def test_the_error_for_a_wrong_reference_names_its_key() -> None:
     with pytest.raises(ConfigError, match=r"agent\.cls"):
         training_from_config(config(agent={"cls": "tmrl_core.training:Nothing"}))

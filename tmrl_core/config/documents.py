@@ -174,7 +174,10 @@ def parse_json(text: str, source: str) -> Any:
     try:
         return _checked(json.loads(text, object_pairs_hook=unique, parse_constant=no_constant), source)
     except json.JSONDecodeError as exc:
-        raise ConfigError(f"{source}: line {exc.lineno}, column {exc.colno}: invalid JSON: {exc.msg}") from exc
+        raise ConfigError(
+            f"{source}: line {exc.lineno}, column {exc.colno}: invalid JSON: {exc.msg}. JSON has no comments, "
+            "single quotes, or comma before a bracket; YAML has."
+        ) from exc
     except RecursionError as exc:
         raise ConfigError(f"{source}: invalid JSON: nested too deeply") from exc
 

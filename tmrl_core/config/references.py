@@ -93,7 +93,7 @@ def resolve(reference: str, key: str = "") -> Any:
             raise
         logger.debug("the import of %s failed", module_name, exc_info=True)
         raise ConfigError(
-            f"{label}: {place_of(exc)}{type(exc).__name__}: {_few_lines(exc)}. The module {module_name} cannot be "
+            f"{label}: {place_of(exc)}{type(exc).__name__}: {reason_of(exc)}. The module {module_name} cannot be "
             "imported (--log-level debug shows the traceback)."
         ) from exc
     # Step by step, so that the message names the part that is missing.
@@ -279,7 +279,7 @@ def environment_maker(
         except (errors.NameNotFound, errors.NamespaceNotFound) as exc:
             raise ConfigError(f"environment.kwargs: {exc}{prefix_hint(kwargs.get('id'))}") from exc
         except errors.Error as exc:
-            raise ConfigError(f"environment.kwargs: {_few_lines(exc)}") from exc
+            raise ConfigError(f"environment.kwargs: {reason_of(exc)}") from exc
 
     return make_environment
 
@@ -306,9 +306,9 @@ def named_failures(label: str) -> Iterator[None]:
         # Gymnasium explains a module of `module:Name-v0` that is not found.
         explained = exc.name is None and isinstance(exc.__cause__, ImportError)
         raise ConfigError(
-            f"environment.kwargs.id: {_few_lines(exc)}"
+            f"environment.kwargs.id: {reason_of(exc)}"
             if explained
-            else f"{label}: {place_of(exc)}{_few_lines(exc)}{_install_hint(exc)}"
+            else f"{label}: {place_of(exc)}{reason_of(exc)}{_install_hint(exc)}"
         ) from exc
     except Exception as exc:
         text = str(exc)
@@ -318,14 +318,16 @@ def named_failures(label: str) -> Iterator[None]:
             raise ConfigError(f"environment.kwargs: {exc}") from exc
         logger.debug("%s failed", label, exc_info=True)
         raise EnvironmentFailedError(
-            f"{label}: {place_of(exc)}{type(exc).__name__}: {_few_lines(exc)}. The environment cannot be used "
+            f"{label}: {place_of(exc)}{type(exc).__name__}: {reason_of(exc)}. The environment cannot be used "
             "(--log-level debug shows the traceback)."
         ) from exc
 
 
-def _few_lines(exc: Exception) -> str:
-    """Return the text of an exception, which may have any number of lines, in up to five."""
+def reason_of(exc: Exception) -> str:
+    """Return the text of an exception in up to five lines; if it has none, as that of `assert`, its line of code."""
     lines = str(exc).strip().splitlines()
+    if not lines:
+        lines = [frame.line or "no reason given" for frame in traceback.extract_tb(exc.__traceback__)[-1:]]
     return "\n".join([*lines[:4], *(["..."] if len(lines) > 4 else [])])
 
 

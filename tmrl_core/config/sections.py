@@ -242,8 +242,8 @@ class ServerSection(Section, frozen=True, kw_only=True):
     host: Text = "127.0.0.1"
     """Name or address at which workers and the trainer reach the Server."""
     bind: Text | None = None
-    """Address to listen on. `::`: every interface, IPv6 and IPv4. null: loopback if `host` is a loopback name, else
-    `0.0.0.0`, every interface in IPv4."""
+    """Address to listen on. `::`: every interface, IPv6 and IPv4. null: loopback if `host` is a loopback name, `::`
+    if it is an address of IPv6, else `0.0.0.0`, every interface in IPv4 alone."""
     port: Port | None = None
     """TCP port. null: 55555; if it is taken, `--local` takes a free port, which the other commands for the run find in
     the run's folder. 0: a free port. A number that is taken is refused."""
@@ -292,7 +292,7 @@ class ServerSection(Section, frozen=True, kw_only=True):
         if self.bind is not None:
             return self.bind
         if not self.is_local:
-            return "0.0.0.0"
+            return "::" if ":" in self.host else "0.0.0.0"
         return self.host if is_loopback(self.host) else "127.0.0.1"
 
     @property

@@ -31,6 +31,8 @@ from tmrl_core.networking.protocol.telemetry import Scene, WorkerScene
 
 Level = Literal["bad", "warn", "note"]
 
+_IN_TURN = (" is above ", " of round ")
+"""Parts of what a trainer says at the limits of `training/loops/limiter.py`, and in a round of lockstep."""
 SILENT_S = 30.0
 """Seconds without samples after which a worker that does not wait is silent."""
 LATE_SCENE_S = 15.0
@@ -167,11 +169,11 @@ def _of_trainer(seen: Seen) -> Iterator[Fault]:
             "No worker is linked to the Server: no samples come.",
             f"Start one: {_command('worker', seen)}.",
         )
-    elif scene is not None and scene.state == "waiting":
+    elif scene is not None and scene.state == "waiting" and not _keeps_pace(scene, seen):
         yield Fault(
             "warn",
             f"The trainer waits for samples{f': {scene.waits}' if scene.waits else '.'}",
-            "Add workers, or lower trainer.max_training_steps_per_env_step if it should not wait.",
+            "Look at the workers, or at the key of the configuration that it names.",
         )
     if scene is not None and scene.state == "paused":
         yield Fault("note", f"Training is {scene.waits or 'paused'}.", "Resume it below.")
@@ -211,6 +213,12 @@ def _of_workers(scene: Scene, seen: Seen) -> Iterator[Fault]:
 def _silence_s(worker: WorkerScene, seen: Seen) -> float:
     since = worker.since_s if worker.last_sample_s is None else worker.last_sample_s
     return since + seen.scene_age_s
+
+
+def _keeps_pace(scene: Scene, seen: Seen) -> bool:
+    """Return True if a trainer has made all updates that its ratio or round allows, and samples come."""
+    in_turn = any(part in scene.waits for part in _IN_TURN) and "min_workers" not in scene.waits
+    return in_turn and any(_silence_s(worker, seen) <= SILENT_S for worker in scene.workers)
 
 
 def is_silent(worker: WorkerScene, seen: Seen) -> bool:

@@ -228,6 +228,6 @@ class Learner:
 
 
 def _derived(seed: int, number: int, kind: str = "") -> int:
-    """Return a seed of 63 bits that differs for each argument."""
+    """Return a seed of 31 bits, which simulators in C take, from the arguments."""
     sequence = np.random.SeedSequence([seed, number, *kind.encode()])
-    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return int(sequence.generate_state(1)[0] >> 1)

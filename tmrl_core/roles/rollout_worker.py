@@ -379,6 +379,8 @@ def open_recording(folder: Path, name: str, env: Any, max_bytes: int | None, com
 def mixed_seed(seed: int | None, name: str, place: int = 1) -> int | None:
     """Return the run's seed mixed with the worker's name, so that workers of one run have different episodes.
 
+    It has 31 bits: simulators in C, such as SUMO, refuse larger ones.
+
     Args:
         seed: seed of the run; None: there is none.
         name: name of the worker.
@@ -387,7 +389,7 @@ def mixed_seed(seed: int | None, name: str, place: int = 1) -> int | None:
     if seed is None:
         return None
     mixed = [seed, zlib.crc32(name.encode())] + [place] * (place > 1)
-    return int(np.random.SeedSequence(mixed).generate_state(1)[0])
+    return int(np.random.SeedSequence(mixed).generate_state(1)[0] >> 1)
 
 
 def join_signature(env: Any, actor: ActorModule) -> dict[str, Any]:

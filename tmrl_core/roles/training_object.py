@@ -145,6 +145,8 @@ def agent_from_config(config: Config) -> partial[Any]:
     }
     check_kwargs(agent_cls, agent_kwargs, "agent.kwargs")
     check_collection(agent_cls, config)
+    if actor_of(config.actor.cls) is not None:  # a misspelled size would otherwise be left out in silence
+        resolve_with(config.actor.cls, config.actor.kwargs, "actor.cls")
     # Workers act with the agent's policy, so one set of settings describes both.
     accepted = inspect.signature(agent_cls).parameters
     shared = {key: value for key, value in config.actor.kwargs.items() if key in accepted and key not in agent_kwargs}

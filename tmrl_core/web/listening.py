@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import socket
 import ssl
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tmrl_core.config.sections import is_loopback
 from tmrl_core.errors import CredentialsError, NetworkError, PortInUseError
+from tmrl_core.networking.security.certificates import read_facts
+from tmrl_core.networking.security.handshakes import CREATE
+from tmrl_core.networking.security.secret_files import read_file
 from tmrl_core.networking.security.tls_contexts import server_context
 from tmrl_core.networking.transports.port_holder import port_holder
 from tmrl_core.networking.transports.tls import bound_sockets
+
+logger = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 
@@ -68,6 +75,15 @@ class Certificate:
         with contextlib.suppress(ssl.SSLError, OSError):
             self._context.load_cert_chain(self._file, self._file.with_suffix(".key"))
             self._read = stamp
+
+    def warn_of_names(self, url: str) -> None:
+        """Log a warning if a browser would not believe that this is the host of the URL."""
+        name = urlsplit(url).hostname or ""
+        with contextlib.suppress(CredentialsError):  # a bundle file
+            names = read_facts(read_file(self._file)).names
+            if not {name, f"*.{name.partition('.')[2]}"}.intersection(names):
+                text = "the certificate is not for %s but for %s: use one of these names, or add one (`%s --host NAME`)"
+                logger.warning(text, name, ", ".join(names), CREATE)
 
     def _stamp(self) -> int | None:
         try:

@@ -57,6 +57,8 @@ class WebServer:
         self._sockets = listening_sockets(host, port, section)
         self.port = int(self._sockets[0].getsockname()[1])
         self.url = url_of(host, self.port)
+        if self._context is not None:
+            self._certificate.warn_of_names(self.url)
         self._uvicorn: uvicorn.Server | None = None
         self._connections = Connections(0)
         self._stopping = False

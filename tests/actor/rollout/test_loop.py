@@ -570,6 +570,12 @@ def test_too_many_failures_in_a_row_end_it(
     assert [bool(record.exc_info) for record in caplog.records] == [True, False][:max_failures]
 
 
+def test_a_failure_without_a_text_is_named_by_its_line(counting_env: Any, constant_actor: Any) -> None:
+    worker = make(counting_env(script={(0, 1): AssertionError()}), constant_actor, max_failures=0)
+    with pytest.raises(EnvironmentFailedError, match=r"line \d+: AssertionError: raise scripted\. Nothing"):
+        worker.collect_train_episode()
+
+
 class Stuck(MaskedCorridor):
     """Allows no action after its first step."""
 

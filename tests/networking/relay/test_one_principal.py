@@ -170,14 +170,25 @@ def test_credit_is_left_for_others_whatever_one_principal_wants(later: bool) -> 
     assert granted(honest) == [honest.resumes[0].credit + 4 * MB]
 
 
-def test_two_principals_with_much_standing_credit_leave_a_request_to_a_third() -> None:
-    place = Place(budget_bytes=64 * MB, max_message_bytes=16 * MB)
-    wolves = [place.worker(name, streams=256) for name in ("wolf", "dog")]
-    for wolf in wolves:
-        place.want(wolf, 16 * MB)
-    honest = place.worker("honest")
-    place.want(honest, MB)
-    assert granted(honest) == [honest.resumes[0].credit + MB]
+def test_a_fleet_sends_large_messages_where_the_pool_is_always_full() -> None:
+    place = Place(budget_bytes=16 * MB)
+    fleet = place.worker("fleet", streams=64)
+    robots = [place.worker(f"robot{number}") for number in range(20)]
+    wanted = [robot.resumes[0].credit + MB for robot in robots]
+    for robot, limit in zip(robots, wanted, strict=True):
+        robot.tell(Want(0, robot.resumes[0].epoch, limit))
+    place.want(fleet, MB)
+    limits, sent = dict.fromkeys(range(20), 0), 0
+    while not granted(fleet):
+        assert sent < 60, "each robot had three turns"
+        limits.update((number, max(limits[number], *granted(robot), 0)) for number, robot in enumerate(robots))
+        number = next(number for number, limit in enumerate(wanted) if limits[number] >= limit)
+        place.send(robots[number], wanted[number] // MB - 1, MB - 300)
+        wanted[number] += MB
+        robots[number].tell(Want(0, robots[number].resumes[0].epoch, wanted[number]))
+        sent += 1
+        place.trainer.tell(Credit(0, 0, sent * (MB + 2_000)))
+        place.trainer.read()
 
 
 def test_one_principal_alone_gets_most_of_the_pool() -> None:

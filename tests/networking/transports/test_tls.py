@@ -154,7 +154,7 @@ def name_server(monkeypatch: pytest.MonkeyPatch, answer: Callable[[], list[str]]
 
     def look_up(host: str, port: int, **kwargs: int) -> list[object]:
         if host != "two.example":
-            return real(host, port, **kwargs)  # type: ignore[arg-type,return-value]
+            return real(host, port, **kwargs)  # type: ignore[return-value]
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in answer()]
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)

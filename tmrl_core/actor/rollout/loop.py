@@ -58,6 +58,7 @@ from tmrl_core.actor.rollout.same_start import SameStart
 from tmrl_core.actor.rollout.step_checks import unpacking_hint
 from tmrl_core.actor.rollout.takeover import Takeover
 from tmrl_core.blas_threads import one_blas_thread
+from tmrl_core.config.references import reason_of
 from tmrl_core.envs.filmed import Filmed
 from tmrl_core.errors import EnvironmentFailedError, ObservationError, PolicyFailedError
 from tmrl_core.long_calls import remarks
@@ -402,7 +403,7 @@ class EnvironmentLoop(Collector):
         found_here = isinstance(fault, EnvironmentFailedError | ObservationError)
         raised = fault.__cause__ if isinstance(fault.__cause__, Exception) else fault
         report_failure(
-            str(fault) if found_here else f"{type(fault).__name__}: {fault}{unpacking_hint(fault)}",
+            str(fault) if found_here else f"{type(fault).__name__}: {reason_of(fault)}{unpacking_hint(fault)}",
             "see what its reset and step return" if found_here else "fix it",
             in_a_row=self._failures_in_a_row,
             most=self.max_failures,

@@ -39,9 +39,9 @@
 # thresholds, Choudhury and Hahne 1998), and so does one that would leave less than one request of another principal
 # (`request_bytes`). Whatever one principal reserves, a part of the pool therefore stays free for the others: alone it
 # gets four fifths, and a newcomer finds the last fifth. One request at a time is granted to each principal regardless
-# of these rules, unless the standing credit of its streams is an eighth of the pool: with all of theirs and a request
-# each, two principals of 256 workers would hold everything. Nothing is revoked: a principal that uses none of its
-# credit while others wait loses its link (`connection.py`), and its reservations with it.
+# of these rules: where the pool is always full, a fleet with much standing credit would else never be granted a large
+# message. Nothing is revoked: a principal that uses none of its credit while others wait loses its link
+# (`connection.py`), and its reservations with it.
 #
 # Time. A message takes the logarithm of the numbers of principals and of the sender's own streams, since both orders
 # are heaps of heaps. Heaps are not searched: an entry that became wrong (a stream closed, a turn moved) stays, and is
@@ -403,8 +403,7 @@ class Flow:
     def _exceeds_share(self, share: Share, need: int, free: int) -> bool:
         """Return True if a principal that gets `need` of the `free` bytes would leave others too little."""
         request = self._request_bytes
-        small = share.standing_bytes <= self._settings.budget_bytes // 8
-        if need <= 0 or (small and share.reserved_bytes <= share.standing_bytes and need <= request):
+        if need <= 0 or (share.reserved_bytes <= share.standing_bytes and need <= request):
             return False
         return share.reserved_bytes + need > _SHARE_OF_FREE * (free - need) or free - need < request
 
