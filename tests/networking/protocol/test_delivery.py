@@ -35,7 +35,7 @@ from tmrl_core.networking.protocol.framing import (
     cut,
     message_bytes,
 )
-from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Ack, control_frame
+from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Ack, Unused, control_frame
 
 STREAM = b"s" * 16
 LIMIT = 1 << 20
@@ -222,6 +222,28 @@ def test_unused_credit_of_dropped_messages_is_released() -> None:
     again = sender.want(LIMIT)
     assert again is not None
     assert again.total == want.total + small, "what was given back counts as sent"
+
+
+def test_credit_of_dropped_messages_that_is_too_little_is_released() -> None:
+    sizes = small, large = [message_bytes(SAMPLES_HEAD, size) for size in (40, 1_000)]
+    sender = sender_of(40, queue_bytes=1_020, drop_oldest=True)
+    sender.resume(channel=3, epoch=2, next_number=0, credit=0)
+    want = sender.want(LIMIT)
+    assert want is not None
+    assert sender.offer([bytes(1_000)], 1)
+    assert sender.samples_dropped == 1
+    assert sender.unused() is None, "it is not granted yet"
+    later = sender.want(LIMIT)
+    assert later is not None
+    assert later.total == large
+    sender.credit(epoch=2, limit=want.total)  # on its way when the larger request was made
+    assert sender.unused() == Unused(3, 2, small)
+    again = sender.want(LIMIT)
+    assert again is not None
+    assert again.total == sum(sizes), "what was given back counts as sent"
+    sender.credit(epoch=2, limit=again.total)
+    assert numbers_sent(sender) == [1]
+    assert sender.unused() is None
 
 
 def test_standing_credit_is_kept() -> None:

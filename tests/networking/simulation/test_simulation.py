@@ -64,13 +64,14 @@ def test_a_fleet_may_be_larger_than_the_number_of_gone_workers_that_a_trainer_re
         assert not result.failure, f"seed {seed}: {result.failure}"
 
 
-@pytest.mark.parametrize("seed", [1968, 2026, 2029759])
-def test_found_bugs_stay_fixed(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "workers"), [(1968, None), (2026, None), (2029759, None), (28006275, 10)])
+def test_found_bugs_stay_fixed(seed: int, workers: int | None) -> None:
     """1968, 2026: the link of a trainer that began after the last fault was not repaired; its inbox holds 444 bytes.
 
     2029759: credit for messages that were dropped stayed with workers that had nothing to send any more.
+    28006275: the same, of workers whose next message was larger.
     """
-    assert not simulate(seed).failure
+    assert not simulate(seed, workers=workers).failure
 
 
 def test_a_seed_repeats_the_simulation_in_any_process() -> None:

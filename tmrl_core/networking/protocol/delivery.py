@@ -46,7 +46,10 @@
 # Credit is in bytes from the beginning of the epoch: `_limit` is what may be sent, `_sent_bytes` what was, `_wanted`
 # what was requested. All three only grow within an epoch, so a message that arrives late or twice does no harm. A
 # message that does not fit the rest of the credit waits as a whole: half a message would occupy the relay's memory
-# until the other half gets credit, and many halves would wait for each other.
+# until the other half gets credit, and many halves would wait for each other. So would credit that was requested for
+# messages that were dropped since, below a next message that is larger: it is given back (`unused`). Example: 743 bytes
+# are granted for three messages, all three are dropped, and the next one has 800 bytes. The rest of the pool may be too
+# small for any request, and then nobody would send before a link is closed for holding credit.
 #
 # With a `BodyStore` (files on the worker's disk), the owner moves bodies out of the memory while acknowledgements are
 # missing: `take_unwritten` returns the oldest ones in memory, `written` records their places, and `next_frame` loads
@@ -269,6 +272,10 @@ class StreamSender:
         self._wanted = 0
         self._covered_messages = 0
         self._covered_bytes = 0
+        self._dropped_bytes = 0
+        """Size of the dropped messages for which credit was requested."""
+        self._dropped_total = 0
+        """What was requested when the first of them was dropped: credit below that is not for them."""
 
     # --- the application's side ---
 
@@ -337,6 +344,10 @@ class StreamSender:
             follower = self._queue[index + 1] if index + 1 < len(self._queue) else None
             if self._unwritten and victim.number >= self._unwritten[0].number:
                 del self._unwritten[len(self._unwritten) - (len(self._queue) - index)]
+            if index < self._covered_messages:
+                if not self._dropped_bytes:
+                    self._dropped_total = self._wanted
+                self._dropped_bytes += victim.size
             self._unqueue(index)
             # The trainer has not received the messages in the queue, so this message is lost.
             self.samples_dropped += victim.samples
@@ -500,6 +511,7 @@ class StreamSender:
         self._sent_bytes = 0
         self._limit = credit
         self._wanted = 0
+        self._dropped_bytes = 0
         self.active = True
 
     def halt(self) -> None:
@@ -630,17 +642,21 @@ class StreamSender:
         return Want(self._channel, self._epoch, total)
 
     def unused(self) -> Unused | None:
-        """Return a message that releases the credit of dropped messages, once no message needs it.
+        """Return a message that releases the credit of dropped messages, if it is too little for the next one.
 
         The credit counts as sent, so that no counter decreases and messages in flight stay valid.
         """
-        if not self.active or self._queue or self._current is not None or self._limit < self._wanted:
+        if not self.active or not self._dropped_bytes or self._current is not None or self._limit < self._dropped_total:
             return None
-        size = self._wanted - self._sent_bytes
+        left = self._limit - self._sent_bytes
+        if self._queue and self._queue[0].size <= left:
+            return None
+        size = min(left, self._dropped_bytes)
+        self._dropped_bytes = 0
         if size <= 0:
             return None
         # As the relay will count them, so that both ends agree on what is left.
-        self._sent_bytes = self._wanted
+        self._sent_bytes += size
         return Unused(self._channel, self._epoch, size)
 
 

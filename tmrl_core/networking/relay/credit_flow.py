@@ -311,7 +311,7 @@ class Flow:
             self.grant()
 
     def unused(self, connection: RelayConnection, message: Unused) -> None:
-        """Take back the credit of a worker that has dropped the messages and has nothing else to send.
+        """Take back the credit of a worker that has dropped the messages, and whose next one is larger.
 
         Otherwise, a few workers that stop sending after a trainer's absence could hold the whole pool.
         """

@@ -497,14 +497,14 @@ class WorkerConnection(ClientConnection):
             for film in state.pictures.take(now):
                 self._slots["film", film.kind, film.part] = film
         for channel, (sender, _) in enumerate(state.senders):
+            unused = sender.unused()
+            if unused is not None:
+                self.send(unused)
             # Asked at each output, and not at each `offer`: what was offered since the last one is requested with one
             # message.
             want = sender.want(self.window_bytes)
             if want is not None:
                 self._slots[("want", channel)] = want
-            unused = sender.unused()
-            if unused is not None:
-                self.send(unused)
         return super().to_send(now)
 
     def _next_frame(self) -> Wire | None:
