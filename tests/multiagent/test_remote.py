@@ -88,7 +88,12 @@ class Place:
     def worker(self, name: str, **kwargs: Any) -> MultiAgentWorker:
         """Start a worker."""
         worker = make_worker(self.config(**kwargs), name=name)
-        thread = threading.Thread(target=worker.run, name=name)
+
+        def run() -> None:
+            worker.run()
+            worker.close()  # otherwise a trainer that finishes its workers would wait for it
+
+        thread = threading.Thread(target=run, name=name)
         thread.start()
         self._stack.callback(thread.join, 20.0)
         self._stack.callback(worker.close)

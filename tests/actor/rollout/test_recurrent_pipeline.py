@@ -108,7 +108,12 @@ def test_the_state_is_reset_with_each_episode_and_stored_with_each_sample(tmp_pa
     with Server(port=0, config=from_values(values)) as server:
         config = from_values({**values, "server": {"port": server.port}})
         worker = RolloutWorker(Steps, Cell, model_path=None, config=config)
-        thread = threading.Thread(target=worker.run_lockstep)
+
+        def run() -> None:
+            worker.run_lockstep()
+            worker.close()  # otherwise the trainer would wait for it at the end of the run
+
+        thread = threading.Thread(target=run)
         thread.start()
         training = partial(
             TrainingLockstep,
@@ -124,7 +129,6 @@ def test_the_state_is_reset_with_each_episode_and_stored_with_each_sample(tmp_pa
             rounds = trainer.training.agent.rounds
         thread.join(20)
         assert not thread.is_alive()
-        worker.close()
     assert [float(weight) for weight, _ in rounds] == [float(np.float32(0.1) * 2**n) for n in range(3)]
     expected = np.zeros(2, np.float32)
     numbers: list[int] = []

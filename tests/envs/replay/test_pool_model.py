@@ -16,9 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tmrl_core.envs.replay import SessionBatch, SessionPool
 from tmrl_core.errors import SampleRefusedError
 
-OBSERVATION_SHAPES = [(3,), (2, 2)]
-"""Of a vector without and a picture with a space."""
-
 
 @dataclass
 class Given:
