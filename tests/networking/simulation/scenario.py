@@ -50,6 +50,8 @@ EVENTS = 1_000
 """A seed has at least so many."""
 KINDS = 5
 """A seed has at least so many kinds of fault."""
+TOLD = 20
+"""Workers that are told at most when they have not caught up."""
 CAUGHT_UP_S = 45.0
 """Simulated seconds after the last fault within which everybody has caught up, however much they hold."""
 LINKED_S = 25.0
@@ -653,6 +655,8 @@ class Scenario:
                 words.append(f"worker {worker.uid} has an old directive")
             elif worker.state.progress != (trainer.state.progress or Progress()):
                 words.append(f"worker {worker.uid} has an old report")
+        if len(words) > TOLD:
+            words[TOLD:] = [f"and {len(words) - TOLD:,} more"]
         return "; ".join(words) or "acknowledgements are left"
 
 
