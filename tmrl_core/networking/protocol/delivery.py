@@ -275,7 +275,7 @@ class StreamSender:
         self._dropped_bytes = 0
         """Size of the dropped messages for which credit was requested."""
         self._dropped_total = 0
-        """What was requested when the first of them was dropped: credit below that is not for them."""
+        """Total that was requested when the first of them was dropped: credit below it is not for them."""
 
     # --- the application's side ---
 
