@@ -435,7 +435,23 @@ def test_a_folder_of_another_user_is_one_message(run: Run, tmp_path: Path) -> No
     theirs.mkdir(mode=0)
     done = run("--plot", str(theirs), "--out", "picture")
     assert done.returncode == 1
-    assert re.fullmatch(r"PermissionError: .*theirs.*\. It, or a folder above it, is another user's\n", done.stderr)
+    assert re.fullmatch(r"PermissionError: .*theirs.*\. This user may not use it, or a folder above it\n", done.stderr)
+
+
+def test_a_device_that_may_not_be_used_is_told_with_the_line_of_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "locked_arm.py").write_text(
+        "from gymnasium.envs.classic_control import PendulumEnv\n"
+        "class Arm(PendulumEnv):\n"
+        "    def step(self, action):\n"
+        "        raise PermissionError(13, 'Permission denied', '/dev/ttyUSB0')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert cli.main(["--benchmark", "--set", "environment.cls=locked_arm:Arm"]) == 1
+    told = capsys.readouterr().err
+    assert f"{tmp_path / 'locked_arm.py'}, line 4: PermissionError: " in told
+    assert "'/dev/ttyUSB0'. This user may not use it" in told
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no tzset")

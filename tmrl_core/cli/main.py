@@ -120,9 +120,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(shown(f"{type(exc).__name__}: {exc}"), file=sys.stderr)
         return 2 if isinstance(exc, ConfigError) else 1
-    except PermissionError as exc:  # a folder of another user
+    except PermissionError as exc:  # a folder of another user, or a device of an environment
+        from tmrl_core.config.references import place_of
+
         logger.debug("", exc_info=exc)
-        print(shown(f"PermissionError: {exc}. It, or a folder above it, is another user's"), file=sys.stderr)
+        place = place_of(exc, is_own=True)
+        print(shown(f"{place}PermissionError: {exc}. This user may not use it, or a folder above it"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

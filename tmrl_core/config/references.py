@@ -332,8 +332,13 @@ def reason_of(exc: Exception) -> str:
     return "\n".join([*lines[:4], *(["..."] if len(lines) > 4 else [])])
 
 
-def place_of(exc: Exception) -> str:
-    """Return the file and line where the user's code raised an exception or called what raised it, as a prefix."""
+def place_of(exc: Exception, *, is_own: bool = False) -> str:
+    """Return the file and line where the user's code raised an exception or called what raised it, as a prefix.
+
+    Args:
+        exc: the exception.
+        is_own: leave out installed packages and the standard library, which stand in if no other code is in the way.
+    """
     package = str(Path(__file__).parents[1])
     frames = [
         one
@@ -341,7 +346,7 @@ def place_of(exc: Exception) -> str:
         if not one.filename.startswith(("<", package)) and f"{os.sep}gymnasium{os.sep}" not in one.filename
     ]
     own = [one for one in frames if "site-packages" not in one.filename and not in_standard_library(one.filename)]
-    chosen = (own or frames)[-1:]
+    chosen = (own if is_own else own or frames)[-1:]
     return "".join(f"{frame.filename}, line {frame.lineno}: " for frame in chosen)
 
 
