@@ -65,12 +65,12 @@ class Failed(Exception):
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that runs need.
+    """Return the versions of Python and of the packages that runs need, and the `processor`, which core-hours are of.
 
     Raises:
         SystemExit: one is not installed.
     """
-    found = {"python": platform.python_version()}
+    found = {"processor": _processor(), "python": platform.python_version()}
     for name in NEEDED:
         try:
             found[name] = importlib.metadata.version(name)
@@ -80,6 +80,16 @@ def versions() -> dict[str, str]:
                 "sb3-contrib"
             ) from None
     return found
+
+
+def _processor() -> str:
+    """Return the processor's name, as far as the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")  # of Linux, where Python's own answer is often empty
+    facts = [line.partition(":") for line in cpuinfo.read_text().splitlines()] if cpuinfo.exists() else []
+    told = {key.strip(): value.strip() for key, _, value in reversed(facts)}
+    if "model name" not in told:
+        return platform.processor() or platform.machine()
+    return f"{told['model name']} (family {told.get('cpu family', '-')}, model {told.get('model', '-')})"
 
 
 def settings_of(run: Run) -> list[str]:

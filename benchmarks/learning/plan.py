@@ -58,7 +58,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         core_s: seconds of processor time of all its processes, evaluations and compiling included; None: the run was
             resumed, and an earlier part was not counted.
         ended: UTC date of the end.
-        versions: of packages and of Python.
+        versions: of packages and of Python, and the processor's name.
     """
 
     run: Run
