@@ -22,7 +22,7 @@
 #   flood.
 # - Upgrades: Java's HttpClient and `curl --http2` ask for HTTP/2 (h2c) in their first request. A server may answer it
 #   as HTTP/1.1, but httptools skips the body of such a request. Its head is therefore parsed again without the wish,
-#   and the body after it.
+#   and the body after it (https://github.com/Kludex/uvicorn/issues/2722).
 # - WebSockets: bytes are parsed in parts of `_PART_BYTES`, and between two parts the event loop serves others.
 #   Fragments, pings and pongs have a rate, since they pass no limit of messages.
 #
