@@ -119,7 +119,7 @@ class JsonLinesSink(MetricSink):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered: the result of a failed write is known, and a later flush does not repeat it.
         file = open(self.path, "ab", buffering=0, opener=open_own)  # noqa: SIM115
-        self._about = os.fstat(file.fileno())
+        self._about = os.stat(self.path)  # not of the descriptor: Windows may number that one otherwise
         self._torn = _ends_within_a_line(self.path)
         return file
 
