@@ -233,7 +233,7 @@ def test_a_path_without_sessions_is_named(tmp_path: Path) -> None:
 def test_recordings_that_lie_deeper_are_named(tmp_path: Path) -> None:
     for day in ("monday", "tuesday"):
         record(tmp_path / day / "robot7")
-    with pytest.raises(StorageError, match="lie deeper: name one of .*monday, .*tuesday$"):
+    with pytest.raises(StorageError, match=r"lie deeper: name one of .*monday, .*tuesday$"):
         read_sessions(tmp_path)
 
 
