@@ -114,6 +114,17 @@ def test_any_text_gives_values_or_a_config_error(text: str) -> None:
             parse(text, "x")
 
 
+@pytest.mark.parametrize("path", [r"C:\Sessions", r"C:\users", r"C:\Users"])
+def test_an_error_in_a_windows_path_says_how_to_write_it(path: str) -> None:
+    with pytest.raises(ConfigError, match="put a Windows path in single quotes, or write it with /"):
+        parse_yaml(f'folder: "{path}"', "my.yaml")
+    with pytest.raises(
+        ConfigError, match=r"Invalid \\\S* ?escape\. Write a Windows path with / or with each backslash"
+    ):
+        parse_json(f'{{"folder": "{path}"}}', "my.json")
+    assert parse_yaml(f"folder: '{path}'", "my.yaml") == {"folder": path}
+
+
 @pytest.mark.parametrize("name", ["a.yaml", "a.yml", "a.json", "A.YAML"])
 def test_the_extension_determines_the_format(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -135,7 +146,7 @@ def test_a_byte_order_mark_and_an_empty_file_are_accepted(tmp_path: Path) -> Non
         ("a.toml", b"x", "ends in .yaml, .yml, .json"),
         ("a.yaml", b"- 1\n", "a mapping of sections, found list"),
         ("a.json", b"3", "a mapping of sections, found int"),
-        ("a.yaml", b"\xff\xfe\x00", "is not UTF-8"),
+        ("a.yaml", "run: {}".encode("utf-16"), "is not UTF-8 text (byte 0). Save it as UTF-8"),
     ],
 )
 def test_invalid_configuration_files_are_refused(tmp_path: Path, name: str, content: bytes, said: str) -> None:

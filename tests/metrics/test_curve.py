@@ -187,6 +187,26 @@ def test_records_that_do_not_count_steps_are_placed_by_their_time(tmp_path: Path
     assert np.asarray(line.get_xdata()).tolist() == [1000.0]
 
 
+def test_records_that_show_nothing_place_others_exactly(tmp_path: Path, drawn: list[Figure]) -> None:
+    def at(elapsed_s: float, steps: int) -> MetricRecord:
+        return record("network", {"samples_received": steps}, step=1, elapsed_s=elapsed_s)
+
+    def without_steps(elapsed_s: float) -> MetricRecord:
+        return record("evaluation", {"return_evaluation": -3.0}, step=1, elapsed_s=elapsed_s)
+
+    before, between, after = [(0, 0), (1, 0), (2, 100)], [(4, 200), (5, 900), (6, 1000)], [(8, 1100), (9, 5000)]
+    places = [
+        *(at(*one) for one in before), without_steps(3), *(at(*one) for one in between), without_steps(7),
+        *(at(*one) for one in after),
+    ]  # fmt: skip
+    write(tmp_path, places)
+    draw(tmp_path)
+    axes = drawn[0].axes[0]
+    (line,) = [line for line in axes.lines if line.get_marker() == "o"]
+    assert np.asarray(line.get_xdata()).tolist() == [150.0, 1050.0]
+    assert axes.get_xlim()[1] == pytest.approx(5000 * 1.015)
+
+
 def test_a_name_that_is_used_again_shows_the_latest_run(tmp_path: Path) -> None:
     first = [start(name="old"), episode(0), episode(1)]
     second = [start(name="new"), episode(0)]

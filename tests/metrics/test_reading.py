@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tmrl_core.metrics.reading import follow, read_records
+from tmrl_core.metrics.reading import follow, iter_records, read_records
 from tmrl_core.metrics.records import encode_line, record
 
 
@@ -73,6 +73,35 @@ def test_another_file_under_the_same_name_is_read_from_its_start(tmp_path: Path)
     append(tmp_path / "new", line(8) + line(9))
     (tmp_path / "new").replace(path)
     assert [record.step for record in reader.read()] == [8, 9]
+
+
+@pytest.mark.parametrize("rest", [b"", line(2)[:30]])
+def test_records_that_are_there_can_be_skipped_unread(tmp_path: Path, rest: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    reader = follow(path)
+    reader.skip()
+    append(path, line(1) + b"no record\n" + rest)
+    reader.skip()
+    assert reader.read() == []
+    append(path, line(2)[len(rest) :] + line(3))
+    assert [record.step for record in reader.read()] == [2, 3]
+    assert reader.bad_lines == 0
+
+
+def test_a_file_that_was_replaced_after_a_skip_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append(path, line(1) + line(2))
+    reader = follow(path)
+    reader.skip()
+    path.write_bytes(line(7))
+    assert [record.step for record in reader.read()] == [7]
+
+
+def test_kinds_are_left_out_undecoded(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    evaluation = record("evaluation", {"return_evaluation": 1.0}, step=2, elapsed_s=1.0)
+    append(path, line(1) + encode_line(evaluation) + line(3))
+    assert [found.step for found in iter_records(path, without=("round", "network"))] == [2]
 
 
 def test_read_records_skips_an_incomplete_end(tmp_path: Path) -> None:

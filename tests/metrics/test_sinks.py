@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,29 @@ def test_an_incomplete_last_line_does_not_damage_the_next_one(tmp_path: Path) ->
     with JsonLinesSink(path) as sink:
         sink.write(make(3))
     assert [kept.step for kept in read_records(path)] == [1, 3]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows renames and removes no open file")
+@pytest.mark.parametrize("created", [False, True])
+def test_a_renamed_file_is_followed_by_a_new_one(tmp_path: Path, created: bool) -> None:
+    path, old = tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl.1"
+    with JsonLinesSink(path) as sink:
+        sink.write(make(1))
+        path.rename(old)
+        if created:
+            path.touch()
+        sink.write(make(2))
+        sink.write(make(3))
+    assert [[kept.step for kept in read_records(file)] for file in (old, path)] == [[1], [2, 3]]
+
+
+def test_an_emptied_file_is_continued(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with JsonLinesSink(path) as sink:
+        sink.write(make(1))
+        os.truncate(path, 0)
+        sink.write(make(2))
+    assert [kept.step for kept in read_records(path)] == [2]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")

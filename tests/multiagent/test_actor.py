@@ -215,6 +215,15 @@ def test_max_decisions_must_be_positive() -> None:
         Actor(Ring(), manager("inference"), max_decisions=0)
 
 
+def test_a_class_and_methods_in_place_of_properties_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"env: found the class Ring, allowed: an environment, such as Ring\(\)"):
+        Actor(Ring, manager("inference"))  # type: ignore[arg-type]
+    for name in ("snapshot_list", "metrics"):
+        env = type("Forgot", (Ring,), {name: lambda self: {}})()
+        with pytest.raises(ConfigError, match=f"Forgot.{name} is a method: make it a property, with @property"):
+            Actor(env, manager("inference"))
+
+
 def test_an_event_of_an_unknown_agent_names_the_known_ones() -> None:
     env = Ring(fault=lambda decisions: ({}, {"agent": "z"}, False) if decisions == 2 else None)
     fails_once(env, manager("inference"), r"names the agent 'z'; the agents are \['a', 'b', 'c'\]")
@@ -238,6 +247,24 @@ def test_a_state_shaper_that_raises_is_named_with_the_decision() -> None:
     failed: list[bool] = []
     agents = manager("inference", state_shaper=Broken())
     fails_once(Ring(), agents, "the state shaper failed at decision 4, of the agent 'b': KeyError: 'stock'")
+
+
+def test_a_state_that_does_not_fit_the_model_is_named_with_its_shape() -> None:
+    class Narrow(Table):
+        def choose_action(self, state: Any, epsilon: float) -> Any:
+            return np.zeros((2, 3)) @ state["stock"]
+
+    class Wide(StateShaper):
+        def _shape(self, decision_event: Any, snapshot_list: Any) -> Any:
+            return {"stock": np.zeros(4, np.float32), "tick": 3}
+
+    agents = manager("inference", assembly(Narrow), state_shaper=Wide())
+    said = (
+        r"the policy 'two', with a state of \{stock: float32 and shape \(4,\), tick: int64 and shape \(\)\}, failed at "
+        "decision 0, of the agent '.': ValueError: matmul"
+    )
+    with pytest.raises(EpisodeError, match=said):
+        Actor(Ring(), agents).roll_out()
 
 
 def test_a_state_that_is_not_finite_never_becomes_an_experience() -> None:

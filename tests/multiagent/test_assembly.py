@@ -45,6 +45,12 @@ def test_an_agent_needs_a_policy_and_a_policy_settings() -> None:
         Assembly(agents={"a": "x"}, policies={"x": policy()}).assemble(["a", "b"])
 
 
+def test_an_algorithm_in_place_of_a_function_is_refused() -> None:
+    made = policy().algorithm()
+    with pytest.raises(ConfigError, match=r"algorithm: found .*, allowed: a function that makes the algorithm"):
+        PolicySettings(algorithm=made)  # type: ignore[arg-type]
+
+
 def test_a_memory_that_no_policy_uses_is_a_mistake() -> None:
     with pytest.raises(ConfigError, match=r"memories \['shard'\] have no policy; the policies use \['shared'\]"):
         Assembly(agents={"a": "x"}, policies={"x": policy("shared")}, memories={"shard": MemorySettings(capacity=9)})

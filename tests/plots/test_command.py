@@ -49,6 +49,15 @@ def test_one_run_alone_gets_its_learning_curve(tmp_path: Path) -> None:
     assert not (folder.parent / "runs.png").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "one")
+    with pytest.raises(ConfigError, match=r"no picture can be written to .*missing: .*--out FOLDER/NAME"):
+        run_plot(["--plot", str(folder), "--out", str(tmp_path / "missing" / "sac")])
+    (folder / ".learning_curve.partial.png").mkdir()
+    with pytest.raises(ConfigError, match=r"no picture can be written to .*one: "):
+        run_plot(["--plot", str(folder)])
+
+
 def test_the_command_is_in_the_help() -> None:
     assert "--plot RUN" in parser().format_help()
 

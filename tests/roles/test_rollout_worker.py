@@ -628,6 +628,17 @@ def test_relative_arguments_mean_the_folder_of_the_construction(
     assert list(Path.cwd().iterdir()) == []
 
 
+def test_a_second_recording_of_one_name_says_how_to_record_beside(
+    make: Callable[..., RolloutWorker], tmp_path: Path
+) -> None:
+    recorded = str(tmp_path / "recorded")
+    make(standalone=True, name="first", record=recorded)
+    with pytest.raises(ConfigError, match=r"worker\.record: .*first is in use by process \d+ .*worker\.name=second"):
+        make(standalone=True, name="first", record=recorded)
+    make(standalone=True, name="second", record=recorded)
+    assert sorted(folder.name for folder in (tmp_path / "recorded").iterdir()) == ["first", "second"]
+
+
 def test_a_worker_steps_several_environments_and_the_trainer_keeps_their_episodes_apart(make: Any, sink: Sink) -> None:
     worker = make(envs=3, max_samples_per_episode=20)
     with sink.taking():

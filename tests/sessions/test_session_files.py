@@ -230,6 +230,13 @@ def test_a_path_without_sessions_is_named(tmp_path: Path) -> None:
         read_sessions(tmp_path / "file")
 
 
+def test_recordings_that_lie_deeper_are_named(tmp_path: Path) -> None:
+    for day in ("monday", "tuesday"):
+        record(tmp_path / day / "robot7")
+    with pytest.raises(StorageError, match=r"lie deeper: name one of .*monday, .*tuesday$"):
+        read_sessions(tmp_path)
+
+
 def test_other_files_of_records_are_refused(tmp_path: Path) -> None:
     record(tmp_path, session(0))
     (tmp_path / SPACES_FILE).unlink()

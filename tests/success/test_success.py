@@ -211,3 +211,11 @@ def test_a_classifier_that_cannot_tell_is_not_written(tmp_path: Path, capsys: An
     assert "No classifier was written: on held-out sessions it hardly tells" in capsys.readouterr().out
     assert not file.exists()
     assert file.with_suffix(".png").exists()
+
+
+@pytest.mark.parametrize("out", ["missing/done.safetensors", ".", "done.png"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_training(
+    out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--label", str(tmp_path / "none"), "--out", str(tmp_path / out)]) == 2
+    assert "allowed: a file in an existing folder" in capsys.readouterr().err

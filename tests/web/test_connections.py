@@ -93,6 +93,22 @@ def test_invalid_http_is_answered_with_json(gateway: Served) -> None:
         assert "Invalid HTTP" in refusal(connection)
 
 
+@pytest.mark.parametrize("body", [b'Content-Length: 18\r\n\r\n{"apikey": "none"}', b""])
+@pytest.mark.parametrize("pause", [True, False])
+def test_a_wish_for_http_2_is_declined_and_the_body_is_read(gateway: Served, body: bytes, pause: bool) -> None:
+    """As Java's HttpClient and `curl --http2` begin a connection."""
+    body = body or b'Transfer-Encoding: chunked\r\n\r\n9\r\n{"apikey"\r\n9\r\n: "none"}\r\n0\r\n\r\n'
+    wish = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+    request = b"POST /shepherd/login_user/ HTTP/1.1\r\nHost: localhost\r\n" + wish + body
+    with opened(gateway) as connection:
+        for _ in range(2):
+            for part in (request[:90], request[90:-9], request[-9:]) if pause else (request,):
+                connection.sendall(part)
+            response = http.client.HTTPResponse(connection)
+            response.begin()
+            assert (response.status, b"API key is not valid" in response.read()) == (401, True)
+
+
 def test_the_number_of_headers_is_limited(gateway: Served) -> None:
     with opened(gateway) as connection:
         connection.sendall(BEGUN + b"X:\r\n" * MAX_HEADERS + b"Y")

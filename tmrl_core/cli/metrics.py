@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,10 +11,8 @@ import msgspec
 from tmrl_core.cli.main import set_up_logging, shown
 from tmrl_core.config import Config, load
 from tmrl_core.errors import ConfigError
-from tmrl_core.metrics.reading import records_of
-from tmrl_core.metrics.records import MetricRecord
+from tmrl_core.metrics.reading import iter_records
 from tmrl_core.metrics.sinks import MetricSink
-from tmrl_core.storage import open_now
 
 UPLOAD_S = 600.0
 """Maximum wait for the upload to wandb."""
@@ -61,18 +59,11 @@ def run_metrics(arguments: Sequence[str]) -> int:
     config = load(described, environ={}) if described.is_file() else Config()
     count = 0
     with _sink(folder, config, options) as sink:
-        for record in _records(path):
+        for record in iter_records(path):
             sink.write(record)
             count += 1
     print(shown(f"{path}: {count} records"))
     return 0
-
-
-def _records(path: Path) -> Iterator[MetricRecord]:
-    """Yield the records of a file one by one, because it may be large. Invalid lines are skipped."""
-    with open(path, "rb", opener=open_now) as file:
-        for line in file:
-            yield from records_of(line)
 
 
 def _sink(folder: Path, config: Config, options: argparse.Namespace) -> MetricSink:

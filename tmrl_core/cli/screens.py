@@ -139,7 +139,7 @@ class TrainerDisplay:
         )
         self._reader = follow(config.metrics_path)
         with contextlib.suppress(OSError):  # the trainer writes the file and reports its problems
-            self._reader.read()  # records of an earlier process are not displayed as news
+            self._reader.skip()  # records of an earlier process are not displayed as news
         self._where = f"{config.server.host} port {config.server.tcp_port}"
         self._connected = connected
         self._clock = clock

@@ -143,8 +143,12 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = exc.problem_mark or exc.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         context = f" ({exc.context})" if exc.context else ""
-        # YAML allows no tabs there, and PyYAML's text does not say what to do.
-        advice = "; indent with spaces, not with tabs" if "'\\t'" in str(exc.problem) else ""
+        # PyYAML's texts do not say what to do.
+        advice = ""
+        if "'\\t'" in str(exc.problem):
+            advice = "; indent with spaces, not with tabs"
+        elif "escape" in str(exc.problem):
+            advice = "; put a Windows path in single quotes, or write it with /"
         raise ConfigError(f"{source}: {where}invalid YAML: {exc.problem}{context}{advice}") from exc
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
         raise ConfigError(f"{source}: invalid YAML: {exc}") from exc
@@ -174,9 +178,11 @@ def parse_json(text: str, source: str) -> Any:
     try:
         return _checked(json.loads(text, object_pairs_hook=unique, parse_constant=no_constant), source)
     except json.JSONDecodeError as exc:
+        advice = "JSON has no comments, single quotes, or comma before a bracket; YAML has."
+        if "escape" in exc.msg:
+            advice = "Write a Windows path with / or with each backslash twice."
         raise ConfigError(
-            f"{source}: line {exc.lineno}, column {exc.colno}: invalid JSON: {exc.msg}. JSON has no comments, "
-            "single quotes, or comma before a bracket; YAML has."
+            f"{source}: line {exc.lineno}, column {exc.colno}: invalid JSON: {exc.msg.rstrip(': ')}. {advice}"
         ) from exc
     except RecursionError as exc:
         raise ConfigError(f"{source}: invalid JSON: nested too deeply") from exc
@@ -199,7 +205,10 @@ def read_document(path: Path) -> dict[str, Any]:
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:
-        raise ConfigError(f"{path}: is not UTF-8 text (byte {exc.start})") from exc
+        raise ConfigError(
+            f"{path}: is not UTF-8 text (byte {exc.start}). Save it as UTF-8 in an editor; `>` of Windows PowerShell "
+            "writes UTF-16."
+        ) from exc
     values = parse_json(text, str(path)) if path.suffix.lower() == ".json" else parse_yaml(text, str(path))
     if values is None:
         return {}

@@ -91,21 +91,23 @@ class RecordedRun:
         return self.changed != seen and not self._closed
 
     def _look(self) -> None:
+        grown = False
         try:
-            records = self._reader.read()
+            for records in self._reader.blocks():
+                grown = grown or bool(records)
+                for record in records:
+                    self._take(record)
         except OSError as exc:
             self._show_state(f"{self._reader.path}: {exc.strerror or exc}")
             return
-        for record in records:
-            self._take(record)
         last = self._last
         stopped = last is not None and self._clock() - last.time_s > STOPPED_S
-        if not records and stopped == self._stopped and self.state == CONNECTED:
+        if not grown and stopped == self._stopped and self.state == CONNECTED:
             return
         self._stopped = stopped
         if last is not None:
             self.scene = self._scene(last)
-        if records:
+        if grown:
             curves = self._sink.curves()
             self.history = History(
                 run=self._run,

@@ -254,7 +254,7 @@ class View:
         self._live = LiveProgress(self.display)
         self._reader = follow(config.metrics_path)
         with contextlib.suppress(OSError):  # the trainer writes the file and reports its problems
-            self._reader.read()  # records of an earlier process are not displayed as news
+            self._reader.skip()  # records of an earlier process are not displayed as news
 
     def __enter__(self) -> View:
         self._live.__enter__()

@@ -183,7 +183,7 @@ class Child:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, announces: bool = False) -> None:
-        """Spawn the process; the first start truncates its log."""
+        """Spawn the process; the first start moves the log of an earlier command to `<log>.1`."""
         own: dict[str, Any] = {}
         # Ctrl-C in a terminal goes to its whole process group, but the children must be ended in order.
         if sys.platform == "win32":
@@ -192,6 +192,10 @@ class Child:
             own["start_new_session"] = True
         self.started_at = time.monotonic()
         self.remarks.unlink(missing_ok=True)
+        # Whoever starts a run again after a night may look for the reason of its end.
+        if self.process is None:
+            with contextlib.suppress(OSError):
+                os.replace(self.log, f"{self.log}.1")
         # Appending, so that the process goes on at the beginning after `bound_log` has emptied the file.
         with open(self.log, "ab", opener=open_own) as log:
             if self.process is None:

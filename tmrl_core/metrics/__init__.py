@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tmrl_core.metrics.progress import ProgressDisplay as ProgressDisplay
     from tmrl_core.metrics.reading import RecordReader as RecordReader
     from tmrl_core.metrics.reading import follow as follow
+    from tmrl_core.metrics.reading import iter_records as iter_records
     from tmrl_core.metrics.reading import read_records as read_records
     from tmrl_core.metrics.recorder import Recorder as Recorder
     from tmrl_core.metrics.recorder import SinkState as SinkState
@@ -37,7 +38,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "curve": "draw",
         "names": "VOCABULARY",
         "progress": "LiveProgress ProgressDisplay",
-        "reading": "RecordReader follow read_records",
+        "reading": "RecordReader follow iter_records read_records",
         "recorder": "Recorder SinkState",
         "records": "MetricRecord episode_values record",
         "sinks": "ConsoleSink JsonLinesSink MemorySink MetricSink",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from tmrl_core.metrics import names
 from tmrl_core.metrics.figure import FAINT, INK, new_figure, style_axes, write
-from tmrl_core.metrics.reading import read_records
-from tmrl_core.metrics.records import Axis, MetricRecord
+from tmrl_core.metrics.reading import iter_records
+from tmrl_core.metrics.records import Axis, MetricRecord, Value
 from tmrl_core.metrics.text import clock_text, return_text
 
 _Floats = npt.NDArray[np.float64]
@@ -31,6 +31,15 @@ _UPDATES = "#8a5fa8"
 _MINUS = "\N{MINUS SIGN}"
 _MOST_POINTS = 20_000
 _LARGEST = 1e30
+_NOTHING: dict[str, Value] = {}
+_SHOWN = frozenset(
+    {
+        names.RETURN_TRAIN, names.RETURN_TEST, names.RETURN_EVALUATION, names.RETURN_EVALUATION_STD,
+        names.RETURN_TARGET, names.EPISODES, names.SAMPLES_PER_S, names.UPDATES_PER_S, names.POLICY_LAG_MEAN,
+        names.POLICY_LAG_MAX, names.WORKER, names.EVENT, names.RUN_NAME,
+    }
+)  # fmt: skip
+"""Names of the values that a picture shows."""
 _AXIS_LABELS: dict[Axis, str] = {
     "env_steps": "environment steps",
     "updates": "updates",
@@ -64,7 +73,7 @@ def draw(
     """
     figure = _figure("trainer")
     folder = Path(run_folder)
-    records = latest_run(read_records(folder / "metrics.jsonl"))
+    records = latest_run(list(_drawable(iter_records(folder / "metrics.jsonl"))))
     for record in records:
         if run_name is None and record.text(names.RUN_NAME):
             run_name = record.text(names.RUN_NAME)
@@ -89,7 +98,7 @@ def picture(records: Sequence[MetricRecord], title: str, *, collectors: str, ext
         MissingExtraError: matplotlib is not installed.
     """
     figure = _figure(extra)
-    _draw(figure, records, title, None, "env_steps", collectors)
+    _draw(figure, list(_drawable(records)), title, None, "env_steps", collectors)
     png = io.BytesIO()
     figure.savefig(png, format="png")
     return png.getvalue()
@@ -107,7 +116,6 @@ def _draw(
     x_axis: Axis,
     collectors: str,
 ) -> None:
-    records = list(map(_drawable, records))
     series = _Series(records, x_axis)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1), gridspec_kw={"hspace": 0.08})
     figure.subplots_adjust(left=0.095, right=0.905, top=0.845, bottom=0.09)
@@ -133,15 +141,33 @@ def latest_run(records: Sequence[MetricRecord]) -> Sequence[MetricRecord]:
     return records
 
 
-def _drawable(record: MetricRecord) -> MetricRecord:
-    """Return the record without numbers that are too large for axes, and a cut episode without its values.
+def _drawable(records: Iterable[MetricRecord]) -> Iterator[MetricRecord]:
+    """Yield the records with nothing but the values that a picture shows: a file of a long run has gigabytes.
 
-    Any worker can report such numbers.
+    Left out are numbers that are too large for axes, which any worker can report, and cut episodes. Of records in a row
+    that show nothing, the first and the last are yielded: they tell steps and times, and where others stand between
+    them.
     """
-    if record.is_cut:
-        return msgspec.structs.replace(record, values={})
-    bad = {name: None for name, value in record.numbers().items() if abs(value) > _LARGEST}
-    return msgspec.structs.replace(record, values={**record.values, **bad}) if bad else record
+    last: MetricRecord | None = None
+    row = False
+    for record in records:
+        shown = {name: value for name, value in record.values.items() if name in _SHOWN} if not record.is_cut else {}
+        for name, value in record.numbers().items() if shown else ():
+            if abs(value) > _LARGEST:
+                shown.pop(name, None)
+        made = msgspec.structs.replace(record, values=shown or _NOTHING)
+        if shown:
+            if last is not None:
+                yield last
+            last, row = None, False
+            yield made
+        elif row:
+            last = made
+        else:
+            row = True
+            yield made
+    if last is not None:
+        yield last
 
 
 class _Series:

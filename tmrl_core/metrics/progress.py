@@ -473,7 +473,8 @@ class LiveProgress:
     def refresh(self) -> None:
         """Read new records and show them. Raise OSError if the records cannot be read."""
         if self._reader is not None:
-            self.display.update(self._reader.read())
+            for records in self._reader.blocks():
+                self.display.update(records)
         if self._live is not None:
             self._live.refresh()
         elif self._clock() >= self._next_line_s:
@@ -485,7 +486,8 @@ class LiveProgress:
         live, self._live = self._live, None
         try:
             if self._reader is not None:
-                self.display.update(self._reader.read())
+                for records in self._reader.blocks():
+                    self.display.update(records)
         finally:
             if live is not None:
                 live.refresh()

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from tmrl_core.metrics import names
-from tmrl_core.metrics.records import MetricRecord, decode_line
+from tmrl_core.metrics.records import Kind, MetricRecord, decode_line
 from tmrl_core.storage import open_now
 
 _BYTES_A_READ = 16 << 20
 # A record has its own time to the microsecond, so 256 bytes are enough to know a place again.
 _TAIL_BYTES = 256
+# More than any line has.
+_LAST_LINE_BYTES = 1 << 20
+_CUT = f'"{names.EVENT_CUT}"'.encode()
 
 
 class RecordReader:
@@ -44,30 +48,55 @@ class RecordReader:
         Raises:
             OSError: the file exists and cannot be read.
         """
-        records: list[MetricRecord] = []
+        return [record for block in self.blocks() for record in block]
+
+    def blocks(self) -> Iterator[list[MetricRecord]]:
+        """Yield the records that `read` returns, in parts, so that a large file is never in memory whole.
+
+        Raises:
+            OSError: the file exists and cannot be read.
+        """
         try:
             file = open(self.path, "rb", opener=open_now)  # noqa: SIM115
         except (FileNotFoundError, NotADirectoryError):
-            return records
+            return
         with file:
             status = os.fstat(file.fileno())
             # A file of the same name may be another one, made anew by a run that begins again.
             identity = (status.st_dev, status.st_ino)
-            known = self._offset > 0
             if identity != self._identity or status.st_size < self._offset or not self._has_tail(file):
-                self._offset, self._rest, self._tail, self._identity = 0, b"", b"", identity
-            cut = known and not self._offset
+                # The caller has seen the records before a cut already; a second time, its counts would double.
+                self._offset = _place_of_cut(file) if self._offset else 0
+                self._rest, self._tail, self._identity = b"", b"", identity
             file.seek(self._offset)
             while block := file.read(_BYTES_A_READ):
                 self._offset += len(block)
                 self._tail = (self._tail + block)[-_TAIL_BYTES:]
                 *lines, self._rest = (self._rest + block).split(b"\n")
+                records = []
                 for line in filter(bytes.strip, lines):
                     try:
                         records.append(decode_line(line))
                     except msgspec.DecodeError:
                         self.bad_lines += 1
-        return _after_cut(records) if cut else records
+                yield records
+
+    def skip(self) -> None:
+        """Leave out the records that the file has now, unread: the next `read` returns those that follow.
+
+        Raises:
+            OSError: the file exists and cannot be read.
+        """
+        with (
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            open(self.path, "rb", opener=open_now) as file,
+        ):
+            status = os.fstat(file.fileno())
+            start = max(0, status.st_size - _LAST_LINE_BYTES)
+            file.seek(start)
+            end = file.read()
+            self._identity = (status.st_dev, status.st_ino)
+            self._offset, self._tail, self._rest = start + len(end), end[-_TAIL_BYTES:], end.rpartition(b"\n")[2]
 
     def _has_tail(self, file: BinaryIO) -> bool:
         """Return True if the bytes before the offset are unchanged. A cut file may have grown beyond the offset."""
@@ -77,12 +106,16 @@ class RecordReader:
         return file.read(len(self._tail)) == self._tail
 
 
-# The caller has shown the records before the cut already; a second time, its counts would double.
-def _after_cut(records: list[MetricRecord]) -> list[MetricRecord]:
-    for index in range(len(records) - 1, -1, -1):
-        if records[index].text(names.EVENT) == names.EVENT_CUT:
-            return records[index:]
-    return records
+def _place_of_cut(file: BinaryIO) -> int:
+    """Return the position of the latest event of a cut; 0: there is none."""
+    file.seek(0)
+    place = position = 0
+    for line in file:
+        # The bytes are looked at first: decoding a file of hundreds of megabytes takes seconds.
+        if _CUT in line and any(record.text(names.EVENT) == names.EVENT_CUT for record in records_of(line)):
+            place = position
+        position += len(line)
+    return place
 
 
 def records_of(lines: bytes) -> list[MetricRecord]:
@@ -99,12 +132,32 @@ def follow(path: str | os.PathLike[str]) -> RecordReader:
     return RecordReader(path)
 
 
+def iter_records(path: str | os.PathLike[str], *, without: Collection[Kind] = ()) -> Iterator[MetricRecord]:
+    """Yield the records of a file one by one, oldest first, because it may have gigabytes. Invalid lines are skipped.
+
+    Args:
+        path: the file.
+        without: kinds of records that are left out. They are recognized by their bytes and not decoded.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it cannot be read.
+    """
+    if not Path(path).exists():
+        raise FileNotFoundError(f"{path} not found: a run writes its metrics.jsonl from its start on")
+    unread = [f'"kind":"{kind}"'.encode() for kind in without]
+    with open(path, "rb", opener=open_now) as file:
+        for line in file:
+            # Half a line at the end is one that is being written.
+            if line.endswith(b"\n") and not any(kind in line for kind in unread):
+                yield from records_of(line)
+
+
 def read_records(path: str | os.PathLike[str]) -> list[MetricRecord]:
     """Return all records of a file, oldest first. Invalid lines are skipped.
 
     Raises:
         FileNotFoundError: there is no such file.
+        OSError: it cannot be read.
     """
-    if not Path(path).exists():
-        raise FileNotFoundError(f"{path} not found: a run writes its metrics.jsonl from its start on")
-    return RecordReader(path).read()
+    return list(iter_records(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import io
 import logging
 import os
 import shutil
@@ -98,7 +99,8 @@ class JsonLinesSink(MetricSink):
     """Sink that appends each record to a file as one line of JSON.
 
     Each line is passed to the operating system in one write. A killed process therefore loses no line; at worst, the
-    last line is incomplete (`reading.py` skips it). An existing file is continued.
+    last line is incomplete (`reading.py` skips it). An existing file is continued. If somebody renames or removes it
+    meanwhile, as tools that rotate logs do, the next line begins a new file.
 
     Args:
         path: the file; its folder is created if it is missing.
@@ -111,10 +113,22 @@ class JsonLinesSink(MetricSink):
     def __init__(self, path: str | os.PathLike[str], *, fsync: bool = False) -> None:
         self.path = Path(path)
         self.fsync = fsync
+        self._file = self._open()
+
+    def _open(self) -> io.FileIO:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered: the result of a failed write is known, and a later flush does not repeat it.
-        self._file = open(self.path, "ab", buffering=0, opener=open_own)  # noqa: SIM115
+        file = open(self.path, "ab", buffering=0, opener=open_own)  # noqa: SIM115
+        self._about = os.stat(self.path)  # not of the descriptor: Windows may number that one otherwise
         self._torn = _ends_within_a_line(self.path)
+        return file
+
+    def _is_named(self) -> bool:
+        """Return True if the file still has its name. A tool may compress and remove the one that it has renamed."""
+        try:
+            return os.path.samestat(os.stat(self.path), self._about)
+        except FileNotFoundError:
+            return False
 
     def write(self, record: MetricRecord) -> None:
         """Append one line.
@@ -123,6 +137,9 @@ class JsonLinesSink(MetricSink):
         """
         if self._file.closed:
             raise ValueError("the sink is closed")
+        if not self._is_named():
+            renamed, self._file = self._file, self._open()
+            renamed.close()
         line = encode_line(record)
         # What an earlier write has left becomes a line of its own, which readers skip; else it would spoil this one.
         if self._torn:

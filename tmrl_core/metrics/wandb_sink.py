@@ -42,8 +42,8 @@ from urllib.parse import urlsplit
 
 from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics import names
-from tmrl_core.metrics.reading import read_records
-from tmrl_core.metrics.records import Axis, MetricRecord
+from tmrl_core.metrics.reading import iter_records
+from tmrl_core.metrics.records import Axis, Kind, MetricRecord
 from tmrl_core.metrics.run_files import RunFiles
 from tmrl_core.metrics.sinks import MetricSink
 from tmrl_core.metrics.standard import SinkRun
@@ -71,8 +71,9 @@ def of_run(run: SinkRun, policy: Path | None = None, **settings: Any) -> WandbSi
     if policy is None:
         return WandbSink(folder=run.folder, x_axis=run.x_axis, **settings)
     # Of a resumed run, so that a worse evaluation than that before does not become the best one.
-    earlier = [] if run.cut is None else read_records(run.folder / "metrics.jsonl")
-    scores = [each.number(names.RETURN_EVALUATION) for each in earlier if each.kind == "evaluation"]
+    unread: tuple[Kind, ...] = ("round", "network", "episode", "event")
+    earlier = () if run.cut is None else iter_records(run.folder / "metrics.jsonl", without=unread)
+    scores = [each.number(names.RETURN_EVALUATION) for each in earlier]
     best = max((score for score in scores if score is not None), default=-math.inf)
     files = RunFiles(run.folder, policy)
     return WandbSink(folder=run.folder, x_axis=run.x_axis, files=files, best=best, **settings)

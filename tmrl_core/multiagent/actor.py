@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -43,6 +44,9 @@ class Actor:
         env: the environment.
         inference_agents: a manager in mode `inference`.
         max_decisions: maximum number of decisions in an episode; a longer one is an error.
+
+    Raises:
+        ConfigError: `env` is a class, or has methods in place of properties, or a number is not allowed.
     """
 
     def __init__(
@@ -50,6 +54,13 @@ class Actor:
     ) -> None:
         if max_decisions < 1:
             raise ConfigError(f"max_decisions must be at least 1, got {max_decisions}")
+        if isinstance(env, type):
+            raise ConfigError(f"env: found the class {env.__name__}, allowed: an environment, such as {env.__name__}()")
+        for name in ("snapshot_list", "metrics"):
+            if inspect.isfunction(getattr(type(env), name, None)):
+                raise ConfigError(
+                    f"{type(env).__name__}.{name} is a method: make it a property, with @property above it"
+                )
         self.env = env
         self.agents = inference_agents
         self.max_decisions = max_decisions

@@ -24,11 +24,22 @@ class PolicySettings:
         algorithm: makes the algorithm. Each manager calls it once.
         memory: the memory's name; None: a memory with the policy's name.
         parameters: storage, sampling and training strategy of its agents.
+
+    Raises:
+        ConfigError: `algorithm` is an algorithm and no function.
     """
 
     algorithm: Callable[[], AgentAlgorithm]
     memory: str | None = None
     parameters: AgentParameters = field(default_factory=AgentParameters)
+
+    def __post_init__(self) -> None:
+        """Refuse an algorithm in place of a function: the managers of actor and learner would share it."""
+        if not callable(self.algorithm):
+            raise ConfigError(
+                f"algorithm: found {self.algorithm!r:.100}, allowed: a function that makes the algorithm, without "
+                "parentheses behind its name"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,6 +41,7 @@ from tmrl_core.errors import (
     EpisodeError,
     PolicyFailedError,
     SampleRefusedError,
+    TmrlError,
     WeightsError,
     WrongModeError,
 )
@@ -185,7 +186,7 @@ class AgentManager:
         """Return the executable action for a decision event, and record the decision.
 
         Raises:
-            EpisodeError: the event names no known agent, a shaper failed, or the state is not finite.
+            EpisodeError: the event names no known agent, a shaper or the policy failed, or the state is not finite.
             PolicyFailedError: the action is not finite.
         """
         try:
@@ -208,10 +209,16 @@ class AgentManager:
             self._fail("state shaper", name, exc)
         epsilon = 0.0 if self._deterministic else self.explorer.epsilons[name]
         agent = self.agents[name]
-        if agent.algorithm.has_extras:
-            action, extras = agent.choose_action_with_extras(state, epsilon)
-        else:
-            action, extras = agent.choose_action(state, epsilon), NO_EXTRAS
+        try:
+            if agent.algorithm.has_extras:
+                action, extras = agent.choose_action_with_extras(state, epsilon)
+            else:
+                action, extras = agent.choose_action(state, epsilon), NO_EXTRAS
+        except TmrlError:
+            raise
+        except Exception as exc:
+            # torch's own text names neither the agent nor the shaper, which usually is what does not fit the model.
+            self._fail(f"policy {self.policy_of[name]!r}, with a state of {_described(state)},", name, exc)
         if type(action) is not int and not is_finite(action):
             self._refuse_action(name, state, action)
         # Shapers and environments may scale an action in place.
@@ -357,6 +364,13 @@ class _StateOfEvent(StateShaper):
 
 def _seed_of(seed: int, kind: str, name: str) -> np.random.SeedSequence:
     return np.random.SeedSequence([seed, zlib.crc32(f"{kind} {name}".encode())])
+
+
+def _described(state: Any) -> str:
+    if isinstance(state, Mapping):
+        return "{" + ", ".join(f"{key}: {_described(part)}" for key, part in state.items()) + "}"
+    found = np.asarray(state)
+    return f"{found.dtype} and shape {found.shape}"
 
 
 def _named(exc: Exception) -> str:

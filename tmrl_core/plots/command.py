@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,7 @@ def run_plot(arguments: Sequence[str]) -> int:
     """Run a command line with `--plot`.
 
     Raises:
-        ConfigError: a folder holds no run, or the runs have no returns in common.
+        ConfigError: a folder holds no run, the runs have no returns in common, or the pictures cannot be written.
         MissingExtraError: matplotlib is not installed.
     """
     options = parser().parse_args([word for word in arguments if word != "--plot"])
@@ -61,7 +62,8 @@ def run_plot(arguments: Sequence[str]) -> int:
     if len(folders) == 1 and options.out is None and options.returns is None and not options.stats:
         from tmrl_core.metrics import draw
 
-        print(shown(str(draw(folders[0]))))
+        with _writing(folders[0]):
+            print(shown(str(draw(folders[0]))))
         return 0
     runs = [read_run(folder) for folder in folders]
     # One run that has only begun, or was stopped early, must not keep the others from being drawn.
@@ -75,12 +77,25 @@ def run_plot(arguments: Sequence[str]) -> int:
     if not drawable:
         raise ConfigError(f"no run has two points of {source}; allowed for --returns: {', '.join(SOURCES)}")
     groups = groups_of(runs)
-    for path in compare(groups, source, Path(options.out or "runs")):
-        print(shown(str(path)))
+    target = Path(options.out or "runs")
+    with _writing(target.parent):
+        for path in compare(groups, source, target):
+            print(shown(str(path)))
     if options.stats:
         for line in table(groups, source):
             print(shown(line))
     return 0
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise ConfigError(
+            f"no picture can be written to {folder}: {exc.strerror or exc}. Name an existing folder that can be "
+            "written: --out FOLDER/NAME"
+        ) from exc
 
 
 def table(groups: Sequence[Group], source: Source) -> list[str]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,9 +30,7 @@ import yaml
 from tmrl_core.errors import ConfigError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.curve import moving_average
-from tmrl_core.metrics.reading import records_of
-from tmrl_core.metrics.records import MetricRecord
-from tmrl_core.storage import open_now
+from tmrl_core.metrics.reading import iter_records
 
 Floats = npt.NDArray[np.float64]
 Source = Literal["evaluation", "test", "train"]
@@ -42,7 +40,6 @@ SOURCES: dict[Source, tuple[str, str]] = {
     "train": ("episode", names.RETURN_TRAIN),
 }
 """For each source of returns, the kind of its records and the name of the value."""
-_UNREAD = tuple(f'"kind":"{kind}"'.encode() for kind in ("round", "network"))
 _BESIDE_RUN = ("run", "version")
 MEAN_OF = names.MEAN_OF
 MAX_LABELLED = 3
@@ -127,7 +124,7 @@ def read_run(folder: Path) -> Run:
     described = described if isinstance(described, dict) else {}
     about = described.get("run") if isinstance(described.get("run"), dict) else {}
     points: dict[Source, list[tuple[float, float, float]]] = {source: [] for source in SOURCES}
-    for record in _records(folder / "metrics.jsonl"):
+    for record in iter_records(folder / "metrics.jsonl", without=("round", "network")):
         if record.kind == "event" and record.step == 0 and record.text(names.EVENT) == names.EVENT_START:
             points = {source: [] for source in SOURCES}
         for source, (kind, name) in SOURCES.items():
@@ -141,13 +138,6 @@ def read_run(folder: Path) -> Run:
         settings={key: value for key, value in described.items() if key not in _BESIDE_RUN},
         curves={source: _curve(source, found) for source, found in points.items() if len(found) > 1},
     )
-
-
-def _records(path: Path) -> Iterator[MetricRecord]:
-    with open(path, "rb", opener=open_now) as file:
-        for line in file:
-            if not any(kind in line for kind in _UNREAD):
-                yield from records_of(line)
 
 
 def _curve(source: Source, points: list[tuple[float, float, float]]) -> Curve:

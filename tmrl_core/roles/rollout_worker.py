@@ -36,7 +36,7 @@ from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.devices import hold_device
 from tmrl_core.config.sections import InterventionsSection, NetworkSection, WorkerSection
 from tmrl_core.envs.identity import identity_of
-from tmrl_core.errors import ConfigError, StorageError, TmrlError
+from tmrl_core.errors import ConfigError, FolderLockedError, StorageError, TmrlError
 from tmrl_core.metrics.console import show_messages
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.delivery import CloseReport
@@ -370,6 +370,11 @@ def open_recording(folder: Path, name: str, env: Any, max_bytes: int | None, com
     try:
         spaces = env.observation_space, env.action_space
         writer = SessionWriter(own, *spaces, max_bytes=max_bytes, compressed=compressed)
+    except FolderLockedError as exc:  # two experts without a Server have the same name
+        raise ConfigError(
+            f"worker.record: {own} is in use by {exc.holder}. Give this worker a name of its own, such as --set "
+            "worker.name=second: it then records beside the other one, in a folder of that name"
+        ) from exc
     except StorageError as exc:
         raise ConfigError(f"worker.record: {exc}") from exc
     logger.info("sessions are recorded into %s", own)

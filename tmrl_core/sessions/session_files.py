@@ -280,9 +280,12 @@ def folders_of(path: str | os.PathLike[str]) -> list[Path]:
         [folder] if (folder / SPACES_FILE).is_file() else sorted(p.parent for p in folder.glob(f"*/{SPACES_FILE}"))
     )
     if not found_in:
+        below = sorted({str(file.parent.parent) for file in folder.glob(f"*/*/{SPACES_FILE}")})
+        advice = "Check the path, or record with `python -m tmrl_core --expert --record DIR --episodes 20`"
+        if below:
+            advice = f"Recordings lie deeper: name one of {', '.join(below[:8])}{', ...' * (len(below) > 8)}"
         raise StorageError(
-            f"{folder} holds no recorded sessions: there is no {SPACES_FILE} in it or in its folders. Check the path, "
-            "or record with `python -m tmrl_core --expert --record DIR --episodes 20`"
+            f"{folder} holds no recorded sessions: there is no {SPACES_FILE} in it or in its folders. {advice}"
         )
     return found_in
 

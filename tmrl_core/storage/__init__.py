@@ -11,8 +11,8 @@
         log.append(b"name and size", [head, body])  # completely, or StorageError and not at all
         log.remove_before(number)                   # complete old files
 
-`format.py` defines the bytes, `files.py` one file, `log.py` a folder of files and `lock.py` the lock. `own_files.py`
-writes without following links. Below this package are only the errors.
+`format.py` defines the bytes, `segment_file.py` one file, `log.py` a folder of files and `lock.py` the lock.
+`own_files.py` writes without following links. Below this package are only the errors.
 """
 
 from tmrl_core.storage.format import MAX_NOTE_BYTES, Record

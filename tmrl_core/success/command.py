@@ -81,6 +81,11 @@ def run_label(arguments: Sequence[str]) -> int:
         if exc.name != "torch":
             raise
         raise MissingExtraError("torch", "trainer", "--label") from exc
+    target = expanded(options.out)
+    picture = target.with_suffix(".png")
+    # Before the training, which takes minutes.
+    if target.is_dir() or target == picture or not target.parent.is_dir():
+        raise ConfigError(f"--out: found {target}; allowed: a file in an existing folder, such as success.safetensors")
     entries = tuple(options.on)
     examples = read_examples(expanded(options.folder), entries, options.last, options.size)
     if examples.unlabelled:
@@ -101,8 +106,6 @@ def run_label(arguments: Sequence[str]) -> int:
         f"{found.true_success + found.missed} successes are found, and {found.false_success} of "
         f"{found.false_success + found.true_failure} failures are taken for one"
     )
-    target = expanded(options.out)
-    picture = target.with_suffix(".png")
     good = found.informedness >= LEAST_INFORMEDNESS
     try:
         draw(picture, threshold, probability, success)

@@ -20,6 +20,9 @@
 #   therefore accepts by itself (`TlsListener`): at most `MAX_HANDSHAKES` at once, `HANDSHAKE_S` each. Then the oldest
 #   of the address with the most is ended: honest handshakes take milliseconds, so the oldest of a flood is one of the
 #   flood.
+# - Upgrades: Java's HttpClient and `curl --http2` ask for HTTP/2 (h2c) in their first request. A server may answer it
+#   as HTTP/1.1, but httptools skips the body of such a request. Its head is therefore parsed again without the wish,
+#   and the body after it (https://github.com/Kludex/uvicorn/issues/2722).
 # - WebSockets: bytes are parsed in parts of `_PART_BYTES`, and between two parts the event loop serves others.
 #   Fragments, pings and pongs have a rate, since they pass no limit of messages.
 #
@@ -64,6 +67,7 @@ HANDSHAKE_S = 10.0
 """Time in seconds within which a TLS handshake must be complete."""
 MAX_HANDSHAKES = 256
 """Maximum number of TLS handshakes that are not complete; each takes about 50 kB."""
+_UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
 _PART_BYTES = 2048
 """Bytes of a WebSocket that are parsed at once: a frame may have only 6, and takes longer than other bytes."""
 FRAMES_AT_ONCE = 2000
@@ -206,6 +210,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.waits_since: float | None = self.loop.time()
         self._overhead = self._body = 0
         self._answering: RequestResponseCycle | None = None
+        self._declines = False
         if not self.registry.add(self):
             transport.abort()
 
@@ -229,16 +234,31 @@ class LimitedProtocol(HttpToolsProtocol):
         """Count the bytes that are not the body of a request."""
         self._body = 0
         self._unset_keepalive_if_required()
+        self._parse(data)
+        self._overhead += len(data) - self._body
+        if self._overhead > MAX_HEAD_BYTES and self.waits_since is not None and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too large.")
+
+    def _parse(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP, or too many headers or requests at once.")
-        except httptools.HttpParserUpgrade:
+        except httptools.HttpParserUpgrade as exc:
             if self._should_upgrade():
                 self.handle_websocket_upgrade()
-        self._overhead += len(data) - self._body
-        if self._overhead > MAX_HEAD_BYTES and self.waits_since is not None and not self.transport.is_closing():
-            self.send_400_response("The head of the request is too large.")
+            elif self._declines:
+                self._parse(self._head_without_upgrade() + data[exc.args[0] :])
+
+    def _head_without_upgrade(self) -> bytes:
+        """Return the head of the request that was just read, as that of an ordinary one."""
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b",".join(word for word in value.split(b",") if word.strip().lower() not in _UPGRADE_HEADERS)
+            if name not in _UPGRADE_HEADERS:
+                lines.append(b"%s: %s" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
 
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection over to the protocol of WebSockets."""
@@ -270,7 +290,10 @@ class LimitedProtocol(HttpToolsProtocol):
         """Begin to answer, or wait for earlier answers. An error ends the parsing."""
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("too many requests at once")
-        super().on_headers_complete()
+        # Of a request for another protocol, the parser skips the body. `_parse` then lets it begin again.
+        self._declines = self.parser.should_upgrade() and self._get_upgrade() is not None and not self._should_upgrade()
+        if not self._declines:
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
@@ -279,8 +302,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End a request."""
-        self.waits_since = None
-        super().on_message_complete()
+        if not self._declines:
+            self.waits_since = None
+            super().on_message_complete()
 
 
 class LimitedWebSocket(WebSocketsSansIOProtocol):

@@ -314,6 +314,14 @@ def test_rows_that_no_kept_checkpoint_needs_are_removed(
     ]
 
 
+def test_an_old_file_that_cannot_be_removed_fails_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "replay" / "rows-held.seg").mkdir(parents=True)
+    store = CheckpointStore(tmp_path)
+    written: list[int] = []
+    store.save(make_training(), wait=True, on_written=lambda: written.append(1))
+    assert (store.failures, store.written, written) == (0, 1, [1])
+
+
 def test_the_best_checkpoint_is_kept_besides_the_last_ones(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=2)
     training = make_training()

@@ -251,8 +251,10 @@ class CheckpointStore:
             needed |= {segment.file for rows in manifests[counter].rows.values() for segment in rows.segments}
         if self.rows_folder.is_dir():
             for file in self.rows_folder.glob("rows-*.seg"):
-                if file.name not in needed:
-                    file.unlink(missing_ok=True)
+                # Windows removes no file that another program reads; the next checkpoint removes it.
+                with suppress(OSError):
+                    if file.name not in needed:
+                        file.unlink()
 
     # --- reading ---
 
