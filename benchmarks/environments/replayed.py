@@ -88,7 +88,7 @@ def space_text(space: Any) -> str:
         return "{" + ", ".join(f"{key}: {space_text(each)}" for key, each in spaces.items()) + "}"
     if spaces is not None:
         return "(" + ", ".join(map(space_text, spaces)) + ")"
-    if type(space).__name__ == "Box":
+    if "Box" in (kind.__name__ for kind in type(space).__mro__):
         shape = "x".join(map(str, space.shape)) or "number"
         return f"{space.dtype} {shape}"
     return str(space).removeprefix("gymnasium.spaces.")

@@ -27,6 +27,14 @@ class Pool(Robot):
     spec = SimpleNamespace(config={"num_envs": 1})  # type: ignore[assignment]
 
 
+class Adapter(Robot):
+    """An adapter for another interface, as Jumanji's, whose `unwrapped` is an object of that one."""
+
+    @property
+    def unwrapped(self) -> Any:
+        return object()
+
+
 class OldDiscrete:
     """A space of the package that came before Gymnasium."""
 
@@ -85,6 +93,8 @@ def test_a_breach_is_a_wrong_configuration_and_a_failure_of_the_environment() ->
     "make",
     [
         Robot,
+        Adapter,
+        lambda: gymnasium.wrappers.TimeLimit(Adapter(), 9),
         lambda: gymnasium.make("CartPole-v1"),
         lambda: Robot(num_envs=1),
         lambda: Robot(reward_space=spaces.Box(-1, 1, (1,))),
@@ -99,4 +109,5 @@ def test_one_environment_is_accepted(make: Any) -> None:
 
 
 def test_an_identity_needs_no_spec_of_gymnasium() -> None:
-    assert identity_of(Pool()).keys() == {"observation_space", "action_space"}
+    for env in (Pool(), Adapter()):
+        assert identity_of(env).keys() == {"observation_space", "action_space"}

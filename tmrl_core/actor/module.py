@@ -31,7 +31,8 @@ class ActorModule(ABC):
     Args:
         observation_space: observation space of the environment, after the worker's `obs_preprocessor` if the policy
             expects one.
-        action_space: action space of the environment.
+        action_space: action space of the environment: a copy, which only the actor samples from, and which a run with
+            a seed seeds.
     """
 
     weights_format: ClassVar[str] = FILE_FORMAT

@@ -76,7 +76,9 @@ def _batch_problem(made: Any) -> str | None:
     one += " without a vector wrapper, and start more workers (--workers)."
     if vector or (isinstance(made, Batch) and isinstance(made.num_envs, int) and made.num_envs > 1):
         return f"it is a vector environment, a batch of {made.num_envs} environments. {one}"
-    spec: object = made.unwrapped.spec if isinstance(made, gymnasium.Env) else None
+    # Adapters of other packages, such as Jumanji's, have an `unwrapped` that is not Gymnasium's.
+    inner: object = made.unwrapped if isinstance(made, gymnasium.Env) else None
+    spec: object = inner.spec if isinstance(inner, gymnasium.Env) else None
     if spec is None or isinstance(spec, EnvSpec):
         return None
     return (

@@ -229,7 +229,8 @@ class WorkerSection(Section, frozen=True, kw_only=True):
     environment is created with `render_mode: rgb_array`."""
     strict_spaces: bool = False
     """true: an observation with another dtype than its space is a failure of the environment. false: the worker casts
-    it if all values are preserved (float64 to float32, integers and lists to floats), with one warning."""
+    it if all values are preserved (float64 to float32, integers and lists to floats, a number to an array of one
+    element), with one warning."""
     safe_action: bool | int | float | list[Any] | dict[str, Any] | None = None
     """Action that the worker executes once when it stops collecting for any reason (end, error, signal), before it
     closes the environment and waits for acknowledgements: a number or nested lists, as the action space requires. The

@@ -730,6 +730,42 @@ def test_the_seed_is_of_the_first_reset_and_of_exploration(counting_env: Any) ->
     assert run() == run()
 
 
+class SamplingActor(ActorModule):
+    """Samples from its action space, as a policy may that explores."""
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        return self.action_space.sample()
+
+
+class SeedsItsActions(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Seeds its action space at each reset, as gym-anytrading does."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.action_space.seed(0)
+        return self.env.reset(**kwargs)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_an_environment_that_seeds_its_action_space_does_not_repeat_the_actors_samples(
+    rows: int, counting_env: Any
+) -> None:
+    def run(seed: int | None) -> list[list[float]]:
+        made: list[Any] = []
+
+        def make_env() -> Any:
+            made.append(counting_env(length=5))
+            return SeedsItsActions(made[-1])
+
+        worker = compose(make_env, SamplingActor, seed=seed, rows=rows)
+        worker.run(nb_episodes=2 * rows, verbose=False)
+        return [env.actions for env in made]
+
+    for actions in (run(None), run(3)):
+        assert all(len(set(of_one)) == len(of_one) >= 10 for of_one in actions)
+    assert run(3) == run(3)
+    assert run(3) != run(4)
+
+
 class NoiseActor(ActorModule):
     """Acts at random, with NumPy's default generator, as most policies do."""
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -423,6 +424,15 @@ def test_the_benchmark_is_the_environments_own_where_it_has_one(make: Any) -> No
     assert "steps_per_s" in worker.run_env_benchmark(2, verbose=False)
     worker.env.benchmark = True
     assert worker.run_env_benchmark(2, verbose=False) == {"time_step": 0.05}
+
+
+def test_the_benchmark_takes_an_environment_that_does_not_derive_from_gymnasiums(
+    counting_env: Any, constant_actor: Any
+) -> None:
+    inner = counting_env()
+    parts = {name: getattr(inner, name) for name in ("observation_space", "action_space", "reset", "step", "close")}
+    worker = compose(lambda: SimpleNamespace(**parts), constant_actor)
+    assert worker.run_env_benchmark(2, verbose=False)["steps_per_s"] > 0
 
 
 @pytest.mark.parametrize("steps", [0, -1, float("inf")])

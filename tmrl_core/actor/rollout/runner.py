@@ -39,6 +39,7 @@ batch. Others, such as sessions, keep their part (`carried`) themselves and lend
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from operator import itemgetter
@@ -141,6 +142,9 @@ class PolicyRunner:
         rows: int = 1,
     ) -> None:
         check_maker("actor_module_cls", make_actor)
+        # The actor's own, because some environments seed their action space at each reset: an actor that samples from a
+        # shared one would repeat the actions of the episode before.
+        action_space = copy.deepcopy(action_space)
         actor = make_actor(observation_space=observation_space, action_space=action_space)
         if not isinstance(actor, ActorModule):
             raise ConfigError(
@@ -186,8 +190,9 @@ class PolicyRunner:
         )
 
     def seed(self, seed: int) -> None:
-        """Seed the exploration, given the seed of the environment."""
+        """Seed the exploration, given the seed of the environment: the actor's action space, then the actor."""
         derived = exploration_seed(seed)
+        self._action_space.seed(derived)
         self._actor.seed(derived)
         self._rng = np.random.default_rng(derived)
 

@@ -11,8 +11,9 @@ not checked: many environments exceed them, and nothing downstream breaks.
 # and `cast` asked, which find the words.
 #
 # `problem` says what is wrong; `cast` makes the space's form of a value if nothing changes beyond rounding: a list of
-# floats, float64 for float32, another order of keys. After the first cast, with one warning, every observation is cast
-# without another look for the problem. Where values would change (1e300 in float32, -1 in uint8), the problem stands.
+# floats, float64 for float32, a number for an array of one element, another order of keys. After the first cast, with
+# one warning, every observation is cast without another look for the problem. Where values would change (1e300 in
+# float32, -1 in uint8), the problem stands.
 #
 # Bounds are not checked: many environments of Gymnasium exceed their own, by rounding or by design, and policies scale
 # or clip by themselves.
@@ -28,7 +29,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -94,8 +95,14 @@ def _array_check(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Obs
             return BadValue(f"the {name} holds {found}, finite numbers are wanted")
         return None
 
+    # Box(0.0, 1.0) has the shape (1,), and is often declared for an observation that is a number.
+    one_element = shape != () and prod(shape) == 1
+
     def cast(obs: Any) -> Any:
-        return obs if isinstance(obs, (ndarray, np.generic)) and obs.dtype == dtype else _cast_array(obs, dtype)
+        if not (isinstance(obs, (ndarray, np.generic)) and obs.dtype == dtype):
+            obs = _cast_array(obs, dtype)
+        is_number = one_element and isinstance(obs, (ndarray, np.generic)) and obs.shape == ()
+        return obs.reshape(shape) if is_number else obs
 
     return ObservationCheck(problem, cast)
 

@@ -33,6 +33,7 @@ from tmrl_core.actor.rollout.synchronous_rule import SynchronousRule
 from tmrl_core.actor.rollout.vector_environment import VectorEnvironment
 from tmrl_core.actor.rollout.vector_loop import VectorLoop
 from tmrl_core.actor.rollout.vector_recorder import VectorRecorder
+from tmrl_core.envs.identity import unwrapped
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Version
@@ -465,7 +466,7 @@ class Worker:
         """
         if not 1 <= nb_steps < math.inf:
             raise ValueError(f"nb_steps must be a finite number of at least 1, got {nb_steps}")
-        inner = self.env.unwrapped
+        inner = unwrapped(self.env)
         own = inner.benchmarks if isinstance(inner, Benchmarked) and inner.benchmark else None
         env_s = act_s = 0.0
         exploration = self.actor.exploration()
