@@ -141,7 +141,7 @@ class MixedMemory(TrainingMemory):
         self.live.expect_agent(agent)
         for memory in self._others:
             memory.expect_agent(agent)
-            memory.share_returns(self.live)
+            memory.share_returns(self.live, counts=memory is not self.interventions)
 
     def append(self, buffer: Buffer) -> Refusals:
         """Append live samples, and interventions to their memory too; return the refused chunks with the reasons."""
