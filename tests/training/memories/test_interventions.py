@@ -92,6 +92,18 @@ def test_each_origin_has_its_share_and_interventions_are_awaited_by_nobody(make_
     assert len(memory.live) == 9
 
 
+def test_the_first_takeover_is_in_the_next_batch_of_a_round(make_rows: Any, make_buffer: Any) -> None:
+    memory = make({"online": 0.5, "interventions": 0.5}, nb_steps=4, marked=True)
+    memory.append(make_buffer([marked(make_rows(1, 0, 0, 6), [])]))
+    round_ = iter(memory)
+    assert [len(next(round_)[0]) for _ in range(2)] == [4, 4]
+    memory.append(make_buffer([marked(make_rows(1, 0, 6, 4), [7])]))
+    batch = next(round_)
+    assert batch[3][4:, 2].tolist() == [7] * 4
+    assert batch[6]["shown"].tolist() == [0] * 4 + [1] * 4
+    assert len([*round_]) == 1
+
+
 def test_interventions_alone_are_awaited(make_rows: Any, make_buffer: Any) -> None:
     memory = make({"interventions": 1.0})
     memory.append(make_buffer([marked(make_rows(1, 0, 0, 6), [])]))
