@@ -150,3 +150,24 @@ def test_a_checkpoint_holds_interventions(make_rows: Any, make_buffer: Any) -> N
     after.memory.append(make_buffer([marked(make_rows(1, 0, 9, 2), [9])]))
     assert after.memory.interventions is not None
     assert steps_of(after.memory.interventions) == [(2, 3), (7, 8), (8, 9)]
+
+
+def test_a_run_that_resumes_with_a_share_for_interventions_begins_to_keep_them(
+    make_rows: Any, make_buffer: Any
+) -> None:
+    class Training:
+        def __init__(self, memory: MixedMemory) -> None:
+            self.memory = memory
+
+    of_size = partial(ReplayMemory, memory_size=50, seed=0)
+    before = Training(MixedMemory(of_size, of_size, batch_size=8))
+    after = Training(make({"online": 0.5, "demonstrations": 0.25, "interventions": 0.25}))
+    before.memory.append(make_buffer([marked(make_rows(1, 0, 0, 9), [3])]))
+    before.memory.for_sessions.append(make_buffer([make_rows(2, 0, 0, 5)]))
+    captured = capture(before)
+    rows = {path: [ring[found.start : found.stop] for ring in found.rings] for path, found in captured.rows.items()}
+    restore(after, captured.tree, captured.arrays, rows)
+    after.memory.append(make_buffer([marked(make_rows(1, 0, 9, 2), [10])]))
+    assert after.memory.interventions is not None
+    assert steps_of(after.memory.interventions) == [(9, 10)]
+    assert [len(batch[0]) for batch in after.memory] == [8]
