@@ -102,6 +102,13 @@ def test_recorded_is_what_the_environment_says_it_has_executed(counting_env: Any
     assert [sample[5] for sample in worker.buffer.memory][1:] == [{"other": 1}] * 3
 
 
+def test_what_an_environment_says_of_the_person_is_recorded_beside_a_recurrent_state(counting_env: Any) -> None:
+    worker = beside(Clipping(counting_env(length=3)), NumpySquashedGaussianRNNActor, Person({1: [0.75]}))
+    worker.collect_train_episode()
+    assert column(worker, "is_intervention") == [False, True, True, False]
+    assert len(column(worker, "state.h")) == 4
+
+
 def test_another_key_may_hold_the_executed_action(counting_env: Any, constant_actor: Any) -> None:
     worker = beside(Clipping(counting_env(length=1), "sent"), constant_actor, Person({1: [1.0]}), executed="sent")
     worker.collect_train_episode()

@@ -10,7 +10,14 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests.actor.rollout.composing import compose
-from tmrl_core.actor import ActorModule, BatchActor, NumpyGaussianMLPActor
+from tests.masked_corridor import MaskedCorridor
+from tmrl_core.actor import (
+    ActorModule,
+    BatchActor,
+    NumpyCategoricalMLPActor,
+    NumpyGaussianMLPActor,
+    NumpyQValueMLPActor,
+)
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.actor.rollout.vector_environment import VectorEnvironment, info_of
@@ -73,6 +80,13 @@ class EchoBatch(BatchActor):
 
     def reset_extras(self) -> dict[str, Any]:
         return {"tick": np.int64(-1)}
+
+
+class CategoricalByOne(NumpyCategoricalMLPActor):
+    """A user's policy, which acts for one environment after the other."""
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        return super().act(obs, test)
 
 
 def environments(envs: int, mode: AutoresetMode | None) -> tuple[Any, list[Told]]:
@@ -232,6 +246,24 @@ def test_an_evaluation_plays_one_episode_of_each_seed(mode: AutoresetMode | None
     if mode is None:
         assert [seed for env in made for seed in env.seeds if seed in range(10, 15)] == [10, 13, 11, 14, 12]
     assert [record.mode for record in link.records].count("train") >= 6
+
+
+@pytest.mark.parametrize("mode", [None, AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("actor", [NumpyQValueMLPActor, CategoricalByOne])
+def test_a_mask_may_allow_no_action_where_an_episode_has_ended(
+    actor: Any, mode: AutoresetMode | None, link: Any
+) -> None:
+    link.directive = Directive(1, evaluation=Evaluation(id=7, version=(0, 0), seeds=(10, 11, 12, 13)))
+    make = MaskedCorridor if mode is None else lambda: SyncVectorEnv([MaskedCorridor] * 3, autoreset_mode=mode)
+    worker = compose(make, actor, rows=3, seed=1, link=link, send_pause_s=0.0, max_failures=0)
+    worker.run(nb_episodes=9, verbose=False)
+    ends = [record.end for record in link.records if record.mode == "train" and record.evaluation is None]
+    assert len(ends) - ends.count("aborted") >= 9
+    assert [record.evaluation for record in link.records].count(7) == 4
+    for chunk in link.chunks:
+        masks = chunk.observation["action_mask"]
+        assert not masks[chunk.terminated].any(), "samples hold the environment's masks"
+        assert masks[~chunk.terminated].any(axis=1).all()
 
 
 def test_a_failure_drops_what_was_not_sent_and_begins_all_episodes_anew(link: Any) -> None:

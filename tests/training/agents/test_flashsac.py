@@ -266,6 +266,13 @@ def test_updates_in_bfloat16_are_finite_and_keep_moments_in_float32() -> None:
         metrics = learner.train(batch(seed=seed))
         assert math.isfinite(float(metrics["loss_critic"]))
     assert all(buffer.dtype == torch.float32 for buffer in learner.model.buffers())
+    critics, (obs, action, *_) = learner.critics, batch()
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            log_prob = critics(obs, action)
+            features = critics.net(torch.cat([obs, critics.scaled(action)], dim=-1).expand(critics.count, -1, -1))
+        exact = torch.log_softmax(features.float() @ critics.head.weight + critics.bias, dim=-1)
+    torch.testing.assert_close(log_prob, exact, rtol=0.0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from tmrl_core.actor import CategoricalMLPActor, DeterministicMLPActor, QValueMLPActor
 from tmrl_core.training.agents.networks import EnsembleCritic
 
 OBSERVATIONS = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -62,6 +64,25 @@ def test_in_bfloat16_values_keep_their_digits() -> None:
         last.bias += 300.0
         with torch.autocast("cpu", dtype=torch.bfloat16):
             values = critic(torch.randn(5, 3), torch.randn(5, 2))
+    assert values.dtype == torch.float32
+    assert not torch.equal(values, values.bfloat16().float())
+
+
+@pytest.mark.parametrize(
+    "outputs", ["quantiles", "actions of critics", "actions", "dueling", "logits", "deterministic"]
+)
+def test_in_bfloat16_all_last_layers_keep_their_digits(outputs: str) -> None:
+    observation_BD, action_BA, choices = torch.randn(5, 3), torch.randn(5, 2), gym.spaces.Discrete(3)
+    found: dict[str, Callable[[], Tensor]] = {
+        "quantiles": lambda: EnsembleCritic(OBSERVATIONS, ACTIONS, (8,), outputs=5)(observation_BD, action_BA),
+        "actions of critics": lambda: EnsembleCritic(OBSERVATIONS, choices, (8,))(observation_BD),
+        "actions": lambda: QValueMLPActor(OBSERVATIONS, choices, (8,))(observation_BD),
+        "dueling": lambda: QValueMLPActor(OBSERVATIONS, choices, (8,), dueling=True)(observation_BD),
+        "logits": lambda: CategoricalMLPActor(OBSERVATIONS, choices, (8,)).outputs_at(observation_BD)["logits"],
+        "deterministic": lambda: DeterministicMLPActor(OBSERVATIONS, ACTIONS, (8,))(observation_BD),
+    }
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        values = found[outputs]()
     assert values.dtype == torch.float32
     assert not torch.equal(values, values.bfloat16().float())
 

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from tmrl_core.actor import NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor
 from tmrl_core.errors import ConfigError
+from tmrl_core.training.agents.discrete_sac import DiscreteSacAgent
 from tmrl_core.training.agents.networks import CriticList, MLPActorCritic, critics_of
 from tmrl_core.training.agents.redq import REDQSACAgent
 from tmrl_core.training.agents.sac import SacAgent, SpinupSacAgent
 from tmrl_core.training.checkpoints.capture import capture
 from tmrl_core.training.checkpoints.restore import restore
+from tmrl_core.training.updates.skipped_updates import SKIPPED
 
 OBSERVATIONS = gym.spaces.Box(-1, 1, (3,), np.float32)
 ACTIONS = gym.spaces.Box(-2, 2, (2,), np.float32)
@@ -64,6 +66,26 @@ def test_a_custom_model_with_two_critics_trains() -> None:
     agent.train(batch())
     assert isinstance(agent.critics, CriticList)
     assert all(not torch.equal(a, b) for a, b in zip(before, agent.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("agent_cls", [SacAgent, DiscreteSacAgent])
+def test_a_fixed_temperature_of_0_leaves_the_entropy_out(agent_cls: Any) -> None:
+    actions = ACTIONS if agent_cls is SacAgent else gym.spaces.Discrete(3)
+    rows = batch() if agent_cls is SacAgent else (*batch()[:1], torch.arange(32) % 3, *batch()[2:])
+    found = []
+    for alpha in (0.0, 1e-30):
+        torch.manual_seed(0)
+        agent = agent_cls(OBSERVATIONS, actions, "cpu", alpha=alpha, learn_entropy_coef=False, **SMALL)
+        metrics = agent.train(rows)
+        assert SKIPPED not in metrics
+        assert float(metrics["entropy_coef"]) == pytest.approx(0.0, abs=1e-29)
+        found.append([*agent.model.parameters(), *agent.target_critics.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_learned_temperature_of_0_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"agent\.kwargs\.alpha: found 0.*Set learn_entropy_coef: false"):
+        SacAgent(OBSERVATIONS, ACTIONS, "cpu", alpha=0, **SMALL)
 
 
 def test_a_model_without_critics_is_named() -> None:

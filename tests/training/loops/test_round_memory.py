@@ -15,7 +15,8 @@ import torch
 from tests.counted_segments import KINDS, MANY, one_row_segments
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, Segment
-from tmrl_core.samples.columns import leaves
+from tmrl_core.samples.columns import by_lane, leaves
+from tmrl_core.samples.segments import LANE_BITS
 from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.loops.lockstep_round import Round
 from tmrl_core.training.loops.round_memory import RoundMemory
@@ -65,6 +66,15 @@ def test_transitions_do_not_depend_on_the_pieces_of_arrival(memory: RoundMemory,
     assert len(memory) == 11
     assert set(map(tuple, memory.versions().tolist())) == {(1, 2)}
     assert len(memory.versions()) == 11
+
+
+def test_each_environment_of_a_worker_is_a_stream_of_its_own(memory: RoundMemory, make_rows: Rows) -> None:
+    for lane in (0, 1, 2, 300):
+        chunk = new(make_rows, 1, lane << LANE_BITS, 0, 2)
+        memory.append(buffer(*by_lane(chunk, A)))
+    assert memory.round is not None
+    places = memory.batch()[6][PLACES]
+    assert len(set(places[:, 0].tolist())) == 4
 
 
 def test_a_gap_ends_a_run(memory: RoundMemory, make_rows: Rows) -> None:

@@ -92,6 +92,18 @@ def test_each_origin_has_its_share_and_interventions_are_awaited_by_nobody(make_
     assert len(memory.live) == 9
 
 
+def test_the_first_takeover_is_in_the_next_batch_of_a_round(make_rows: Any, make_buffer: Any) -> None:
+    memory = make({"online": 0.5, "interventions": 0.5}, nb_steps=4, marked=True)
+    memory.append(make_buffer([marked(make_rows(1, 0, 0, 6), [])]))
+    round_ = iter(memory)
+    assert [len(next(round_)[0]) for _ in range(2)] == [4, 4]
+    memory.append(make_buffer([marked(make_rows(1, 0, 6, 4), [7])]))
+    batch = next(round_)
+    assert batch[3][4:, 2].tolist() == [7] * 4
+    assert batch[6]["shown"].tolist() == [0] * 4 + [1] * 4
+    assert len([*round_]) == 1
+
+
 def test_interventions_alone_are_awaited(make_rows: Any, make_buffer: Any) -> None:
     memory = make({"interventions": 1.0})
     memory.append(make_buffer([marked(make_rows(1, 0, 0, 6), [])]))
@@ -138,3 +150,24 @@ def test_a_checkpoint_holds_interventions(make_rows: Any, make_buffer: Any) -> N
     after.memory.append(make_buffer([marked(make_rows(1, 0, 9, 2), [9])]))
     assert after.memory.interventions is not None
     assert steps_of(after.memory.interventions) == [(2, 3), (7, 8), (8, 9)]
+
+
+def test_a_run_that_resumes_with_a_share_for_interventions_begins_to_keep_them(
+    make_rows: Any, make_buffer: Any
+) -> None:
+    class Training:
+        def __init__(self, memory: MixedMemory) -> None:
+            self.memory = memory
+
+    of_size = partial(ReplayMemory, memory_size=50, seed=0)
+    before = Training(MixedMemory(of_size, of_size, batch_size=8))
+    after = Training(make({"online": 0.5, "demonstrations": 0.25, "interventions": 0.25}))
+    before.memory.append(make_buffer([marked(make_rows(1, 0, 0, 9), [3])]))
+    before.memory.for_sessions.append(make_buffer([make_rows(2, 0, 0, 5)]))
+    captured = capture(before)
+    rows = {path: [ring[found.start : found.stop] for ring in found.rings] for path, found in captured.rows.items()}
+    restore(after, captured.tree, captured.arrays, rows)
+    after.memory.append(make_buffer([marked(make_rows(1, 0, 9, 2), [10])]))
+    assert after.memory.interventions is not None
+    assert steps_of(after.memory.interventions) == [(9, 10)]
+    assert [len(batch[0]) for batch in after.memory] == [8]

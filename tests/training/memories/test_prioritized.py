@@ -10,7 +10,7 @@ import torch
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.training import ReplayMemory
-from tmrl_core.training.memories.prioritized import PERIOD_UPDATES, Priorities, Prioritization
+from tmrl_core.training.memories.prioritized import PERIOD_UPDATES, Priorities, Prioritization, PrioritizedSampler
 
 
 class Slow:
@@ -228,4 +228,21 @@ def test_priorities_of_lost_transitions_are_dropped(tmp_path: Path, make_rows: A
             batch = memory.sample()
             assert batch[6]["indices"].max() < 10 + rows
             assert (batch[3][:, 2] == batch[6]["indices"] + 1).all()
+    memory.close()
+
+
+def test_transitions_beyond_the_checkpoint_begin_with_its_highest_priority(tmp_path: Path, make_rows: Any) -> None:
+    def make() -> ReplayMemory:
+        return ReplayMemory(memory_size=50, batch_size=8, seed=1, priority={}, storage="disk", folder=tmp_path)
+
+    memory = make()
+    memory.append_chunk(make_rows(1, 0, 0, 6))
+    memory.update_priorities(np.arange(5), np.full(5, 99.0))
+    state = memory.state_dict()
+    memory.append_chunk(make_rows(1, 0, 6, 5))
+    memory.close()
+    memory = make()
+    memory.load_state_dict(state)
+    assert isinstance(memory.sampler, PrioritizedSampler)
+    assert len(set(memory.sampler.priorities.of(np.arange(10)).tolist())) == 1
     memory.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tmrl_core.samples import Buffer
 from tmrl_core.training import GenericTorchMemory, ReplayMemory
 from tmrl_core.training.agents.flashsac import FlashSACAgent
 from tmrl_core.training.agents.sac import SacAgent
+from tmrl_core.training.memories.interventions import InterventionMemory
 from tmrl_core.training.memories.mixed import MixedMemory
 from tmrl_core.training.memories.return_scale import LEARNED, ReturnScale
 
@@ -251,6 +253,26 @@ def test_recorded_and_live_rewards_have_one_scale() -> None:
     assert tested.live.returns.count == tested.live.written + tested.recorded_sessions.written
     assert "returns" in tested.live.state_dict()
     assert "returns" not in tested.recorded_sessions.state_dict()
+
+
+def test_interventions_are_counted_with_the_live_samples_that_they_are_copies_of(make_buffer: Any) -> None:
+    make, make_copies = (partial(kind, memory_size=1000, seed=1) for kind in (ReplayMemory, InterventionMemory))
+    plain = memory()
+    mixed = MixedMemory(
+        make, make_interventions=make_copies, batch_size=8, shares={"online": 0.5, "interventions": 0.5}
+    )
+    mixed.expect_agent(agent())
+    for buffer in chunks(20):
+        plain.append(buffer)
+        taken = [np.arange(chunk.rows) % 3 == 1 for chunk in buffer.chunks]
+        marked = [replace(c, extras={"is_intervention": t}) for c, t in zip(buffer.chunks, taken, strict=True)]
+        mixed.append(make_buffer(marked))
+    assert mixed.interventions is not None
+    assert len(mixed.interventions) > 20
+    assert plain.returns is not None
+    assert mixed.live.returns is mixed.interventions.returns
+    assert mixed.live.returns is not None
+    assert mixed.live.returns.state() == plain.returns.state()
 
 
 def test_memories_of_several_ranks_agree_on_the_scale_of_all_returns() -> None:

@@ -48,6 +48,18 @@ class NoisyDQN(DQNAgent):
         return super().update(transitions._replace(reward_B=transitions.reward_B + 0.1 * noise))
 
 
+class ScaledDQN(NoisyDQN):
+    """A number among its attributes enters its update."""
+
+    factor = 1.0
+
+    def update_kind(self) -> Hashable:
+        return super().update_kind()
+
+    def update(self, transitions: Transitions) -> dict[str, Tensor]:
+        return super().update(transitions._replace(reward_B=self.factor * transitions.reward_B))
+
+
 AGENTS: dict[str, Callable[[], Any]] = {
     "sac": lambda: training.SacAgent(OBSERVATIONS, ACTIONS, "cpu", **SMALL),
     "sac, fixed temperature": lambda: training.SacAgent(
@@ -121,7 +133,7 @@ def train(agent: Any, discrete: bool, updates: int, *, seed: int = 0, extras: bo
 
 def make(name: str, wanted: bool, backend: Backend = interpreted) -> Any:
     torch.manual_seed(1)
-    agent = AGENTS[name]()
+    agent = ScaledDQN(OBSERVATIONS, CHOICES, "cpu", **SMALL) if name == "scaled dqn" else AGENTS[name]()
     agent.settings.compile = wanted
     agent.compiler = compiled.Compiler(agent, backend)
     return agent
@@ -290,6 +302,22 @@ def test_a_constantly_changing_rate_is_used_and_ends_compilation(
         assert fast.compiler.gave_up == (number >= compiled.MAX_GRAPHS)
         assert_alike(fast, plain)
     assert "learning rates" in caplog.text
+
+
+def test_settings_and_numbers_that_a_schedule_changes_are_used() -> None:
+    def halve_learning_share(agent: Any) -> None:
+        agent.settings.polyak, agent.settings.target_interval = 0.5, 1
+
+    def scale(agent: Any) -> None:
+        agent.factor = 3.0
+
+    plain, fast = make("scaled dqn", False), make("scaled dqn", True)
+    for number, change in enumerate((lambda agent: None, halve_learning_share, scale)):
+        for agent in (plain, fast):
+            change(agent)
+            train(agent, True, 3, seed=number)
+    assert not fast.compiler.gave_up
+    assert_alike(fast, plain)
 
 
 def test_loaded_optimizers_are_used() -> None:

@@ -33,6 +33,7 @@ from gymnasium import spaces
 
 from tmrl_core.actor.policies.spaces import choice_counts
 from tmrl_core.errors import ConfigError, ObservationError
+from tmrl_core.samples.columns import map_leaves
 
 ACTION_MASK = "action_mask"
 """Key of the mask in an observation."""
@@ -84,6 +85,22 @@ def allows_each(allowed_BN: np.ndarray, counts: Sequence[int]) -> np.ndarray:
     """
     each = np.logical_or.reduceat(allowed_BN, np.cumsum((0, *counts[:-1])), axis=-1)
     return np.asarray(each.all(axis=-1))
+
+
+def with_all_allowed(obs_B: Any, rows: np.ndarray) -> Any:
+    """Return a batch of observations whose masks allow every action in some rows.
+
+    Args:
+        obs_B: observations of an environment with a mask.
+        rows: [B] bool.
+    """
+
+    def allowing(mask_BN: np.ndarray) -> np.ndarray:
+        changed = np.array(mask_BN)
+        changed[rows] = 1
+        return changed
+
+    return {**obs_B, ACTION_MASK: map_leaves(allowing, obs_B[ACTION_MASK])}
 
 
 def allowed_values(obs: Any, counts: Sequence[int]) -> list[np.ndarray]:

@@ -51,6 +51,7 @@ from gymnasium import spaces
 from numpy import ndarray
 
 from tmrl_core.actor.module import STATE_COLUMN, ActorModule, BatchActor, RecurrentActor, State
+from tmrl_core.actor.policies.masks import with_all_allowed
 from tmrl_core.actor.policies.policy import Policy
 from tmrl_core.actor.policies.weights import exploration_in, with_exploration
 from tmrl_core.actor.rollout.checked_environment import check_maker
@@ -267,7 +268,9 @@ class PolicyRunner:
         self.check(action)
         return action, more
 
-    def decide_rows(self, obs_B: Any, test: bool, extras: bool) -> tuple[Any, dict[str, Any]]:
+    def decide_rows(
+        self, obs_B: Any, test: bool, extras: bool, ended: ndarray | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Return the actions of all rows to execute, and the extras to store with them, as `decide` does for one row.
 
         `override` does not apply. An actor without batches acts for one row after the other.
@@ -275,10 +278,15 @@ class PolicyRunner:
         Args:
             obs_B: observations of all rows.
             test, extras: see `decide`.
+            ended: [rows] bool, rows whose episodes have ended with this observation, and whose actions will not be
+                executed; None: none.
 
         Raises:
             PolicyFailedError, ConfigError: as `decide`.
         """
+        if ended is not None and isinstance(self._actor, Policy) and self._actor.masked:
+            # The last observation of an episode may allow no action, which would be an error in a row that goes on.
+            obs_B = with_all_allowed(obs_B, ended)
         more_B: dict[str, Any] = {}
         try:
             if self._batch is not None:

@@ -187,6 +187,9 @@ class Takeover:
         if self._says_executed is not None:
             action = self._as_action(self._says_executed, action, f"info[{self._executed!r}]")
         taken = bool(self._extras.get(IS_INTERVENTION, False))
+        if extras is not None:
+            # With a recurrent state, these are a copy of what `decide` returned, without what the environment has said.
+            extras = {**extras, IS_INTERVENTION: np.bool_(taken)}
         self._steps += 1
         self._taken += taken
         self._takeovers += taken and not self._active

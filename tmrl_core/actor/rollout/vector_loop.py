@@ -137,9 +137,9 @@ class VectorLoop(EnvironmentLoop):
         runner, environment, recorder = self.runner, self.environment, self.recorder
         played = 0
         while played < longest and not self._ends and not self._stopping:
-            action_B, extras_B = runner.decide_rows(self._obs, False, True)
-            obs_B, reward_B, terminated_B, truncated_B, infos = environment.step(action_B, True)
             begun, self._begin_next = self._begin_next, None
+            action_B, extras_B = runner.decide_rows(self._obs, False, True, begun)
+            obs_B, reward_B, terminated_B, truncated_B, infos = environment.step(action_B, True)
             reset_extras = None if begun is None else runner.reset_extras()
             self._ends = recorder.step_rows(
                 action_B, obs_B, reward_B, terminated_B, truncated_B, infos, extras_B, begun, reset_extras
@@ -176,12 +176,13 @@ class VectorLoop(EnvironmentLoop):
         given = self._episode_seeds or [None] * rows
         open_ = np.arange(rows) < len(given)
         totals, steps, all_metrics = np.zeros(rows), 0, recorder.new_metrics()
+        ended: np.ndarray | None = None
         while open_.any():
             longest = allow()
             if not longest:
                 return False
             for _ in range(longest):
-                action_B, _ = self.runner.decide_rows(obs_B, test, False)
+                action_B, _ = self.runner.decide_rows(obs_B, test, False, ended)
                 obs_B, reward_B, terminated_B, truncated_B, infos = self.environment.step(action_B)
                 restart = self.environment.restart()
                 totals[open_] += reward_B[open_]
@@ -195,6 +196,7 @@ class VectorLoop(EnvironmentLoop):
                         episode = Episode(0, False, test, given[row], evaluation=evaluation)
                         episode.steps, episode.total = steps, float(totals[row])
                         recorder.played(episode, "terminated" if terminated_B[row] else "truncated", metrics.take(info))
+                ended = terminated_B | truncated_B if restart is None else None
                 if restart is not None:
                     obs_B = restart.obs_B
                 if self._stopping or not open_.any():

@@ -145,7 +145,10 @@ class DistributionalCritic(ActionCritic):
     def forward(self, obs: Tree, act: Tensor) -> Tensor:
         """[K, B, M] log-probabilities of the values."""
         x_BI = torch.cat([self.encoder(flatten_batch(self._layout, obs)), self.scaled(act)], dim=-1)
-        logits_KBM = self.head(self.net(x_BI.expand(self.count, -1, -1))) + self.bias
+        features_KBH = self.net(x_BI.expand(self.count, -1, -1))
+        # As all last layers: not in bfloat16, in which the products before it may be.
+        with torch.autocast(features_KBH.device.type, enabled=False):
+            logits_KBM = self.head(features_KBH) + self.bias
         return functional.log_softmax(logits_KBM, dim=-1)
 
     def mean(self, log_prob_KBM: Tensor) -> Tensor:

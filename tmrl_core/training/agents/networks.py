@@ -17,8 +17,8 @@
 # What is not learned is a buffer that is not persistent: it comes from the environment's spaces, and a checkpoint that
 # held it could contradict them.
 #
-# The output of a critic is always float32. With bfloat16 products, eight bits would round a value of 300 to a multiple
-# of 2, which is more than most rewards.
+# The last layer of a critic is always computed in float32. In bfloat16, eight bits would round a value of 300 to a
+# multiple of 2, which is more than most rewards.
 
 from __future__ import annotations
 
@@ -53,10 +53,12 @@ class EnsembleLinear(nn.Module):
         count: K, number of layers.
         inputs: features in.
         outputs: features out.
+        last: True: a last layer, computed in float32 also where other products are in bfloat16.
     """
 
-    def __init__(self, count: int, inputs: int, outputs: int) -> None:
+    def __init__(self, count: int, inputs: int, outputs: int, last: bool = False) -> None:
         super().__init__()
+        self._last = last
         # Initialised like torch.nn.Linear.
         bound = 1.0 / math.sqrt(inputs)
         self.weight = nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound))
@@ -65,10 +67,14 @@ class EnsembleLinear(nn.Module):
     def forward(self, x_KBI: Tensor) -> Tensor:
         """[K, B, outputs] of [K, B, inputs]."""
         device = x_KBI.device.type
-        if self.weight.shape[-1] == 1 and (device == "cpu" or torch.is_autocast_enabled(device)):
+        in_less = torch.is_autocast_enabled(device)
+        if self.weight.shape[-1] == 1 and (device == "cpu" or in_less):
             # Batched products of a matrix and one column are slow on a CPU: 180 us instead of 50 for two of 256 x 256.
             # Also, a product in less than float32 would round a value of some hundreds to a whole number.
             return (x_KBI * self.weight.transpose(1, 2)).sum(dim=-1, keepdim=True) + self.bias
+        if self._last and in_less:
+            with torch.autocast(device, enabled=False):
+                return torch.baddbmm(self.bias, x_KBI.to(self.weight.dtype), self.weight)
         return torch.baddbmm(self.bias, x_KBI, self.weight)
 
 
@@ -91,7 +97,7 @@ def ensemble_mlp(
         norm: makes a normalization of so many features, before each affine layer; None: none.
     """
     layers, width = hidden_layers(inputs, hidden_sizes, activation, partial(EnsembleLinear, count), norm)
-    return nn.Sequential(*layers, EnsembleLinear(count, width, outputs))
+    return nn.Sequential(*layers, EnsembleLinear(count, width, outputs, last=True))
 
 
 def _to_unit(action_space: spaces.Box) -> tuple[Tensor, Tensor]:

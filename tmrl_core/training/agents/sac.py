@@ -55,7 +55,9 @@ class EntropyAgent(OffPolicyAgent):
         s = self.settings
         self.critics = critics_of(self.model)
         self._make_targets()
-        self.log_alpha = torch.tensor(float(s.alpha), device=self.device).log().requires_grad_(s.learn_entropy_coef)
+        # A fixed temperature of 0 becomes the smallest number: minus infinity would count as a failed update.
+        alpha = max(float(s.alpha), torch.finfo(torch.float32).tiny)
+        self.log_alpha = torch.tensor(alpha, device=self.device).log().requires_grad_(s.learn_entropy_coef)
         self.optimizer_actor, self.optimizer_critic = actor_critic_optimizers(s, self.model.actor, self.critics)
         self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], s.lr_entropy) if s.learn_entropy_coef else None
 

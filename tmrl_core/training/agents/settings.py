@@ -158,6 +158,14 @@ class EntropySettings(OffPolicySettings):
     lr_entropy: Annotated[float, "learning rate of the entropy coefficient"] = 1e-3
     learn_entropy_coef: Annotated[bool, "learn the entropy coefficient"] = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.learn_entropy_coef and self.alpha == 0:
+            raise ConfigError(
+                f"agent.kwargs.alpha: found {self.alpha!r}, allowed: more than 0, since each update multiplies a "
+                "learned coefficient. Set learn_entropy_coef: false for no entropy term, or begin with a small number."
+            )
+
 
 class RecurrentSettings(OffPolicySettings, memories=SEQUENCES):
     """Settings of agents that learn from sequences."""

@@ -11,6 +11,7 @@ import torch
 from tmrl_core.actor.interventions import IS_INTERVENTION, TAKEOVER_EXTRAS, taken_over
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.samples.columns import STREAM_ID_BYTES
 from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.loops.lockstep_round import LastRows, Round, RoundSegment
@@ -183,7 +184,7 @@ def _of_policy(chunk: Chunk) -> State:
 
 
 def _places(segments: Sequence[RoundSegment], rows: Sequence[Array]) -> Array:
-    """Stream, episode and step of each transition, [T, 3] int64. Half of a stream's random id identifies it."""
+    """Stream, episode and step of each transition, [T, 3] int64."""
     return np.concatenate(
         [
             np.stack(
@@ -195,7 +196,8 @@ def _places(segments: Sequence[RoundSegment], rows: Sequence[Array]) -> Array:
 
 
 def _number(stream: bytes) -> int:
-    return int.from_bytes(stream[:8], "little", signed=True)
+    """Return a number that identifies a stream: half of its worker's random id, changed by the lane behind it."""
+    return int.from_bytes(stream[:8], "little", signed=True) ^ int.from_bytes(stream[STREAM_ID_BYTES:], "big")
 
 
 def _ends(places: Array, segments: Sequence[RoundSegment], rows: Sequence[Array]) -> Array:

@@ -12,8 +12,8 @@ section IV, for interventions.
 # checkpoints; with a live memory on disk, interventions since the last checkpoint are in that one alone after a crash.
 #
 # A part without rows is either awaited (`len` is 0, so training waits) or left out. Interventions are left out: a
-# policy may need none, so a batch of 256 rows with shares of 1/2, 1/4 and 1/4 has 192 until the first takeover. If
-# nothing else has a share, they are awaited too.
+# policy may need none, so a batch of 256 rows with shares of 1/2, 1/4 and 1/4 has 192 until the first takeover, and 256
+# from the next batch on, also within a round. If nothing else has a share, they are awaited too.
 #
 # The live memory receives samples also if it has no share (HG-DAgger), since the loop's counters and acknowledgements
 # are its own.
@@ -32,6 +32,7 @@ from tmrl_core.samples import Buffer
 from tmrl_core.samples.columns import map_leaves
 from tmrl_core.training.batches import SHOWN
 from tmrl_core.training.contracts import AgentLike, Offsets, Refusals, TrainingMemory
+from tmrl_core.training.memories.memory import whole_number
 from tmrl_core.training.memories.replay import ReplayMemory
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
 from tmrl_core.training.value_types import Batch, Device, Indices, State, Tree
@@ -67,7 +68,7 @@ class MixedMemory(TrainingMemory):
     type_id = "mixed"
     type_version = 1
     transient: ClassVar[frozenset[str]] = frozenset(
-        {"batch_size", "memory_size", "_rows", "_marked", "_drawn", "_device"}
+        {"batch_size", "memory_size", "_rows", "_nb_steps", "_marked", "_drawn", "_device"}
     )
 
     def __init__(
@@ -85,7 +86,7 @@ class MixedMemory(TrainingMemory):
         super().__init__()
         self.batch_size = batch_size
         self._rows = rows_of_shares(shares, batch_size)
-        self._marked, self._device = marked, device
+        self._nb_steps, self._marked, self._device = whole_number(nb_steps, "nb_steps"), marked, device
         self._drawn: list[str] = []
         """Origins of the rows of the present batches."""
         makers = {ONLINE: make_live, DEMONSTRATIONS: make_recorded, INTERVENTIONS: make_interventions}
@@ -141,7 +142,7 @@ class MixedMemory(TrainingMemory):
         self.live.expect_agent(agent)
         for memory in self._others:
             memory.expect_agent(agent)
-            memory.share_returns(self.live)
+            memory.share_returns(self.live, counts=memory is not self.interventions)
 
     def append(self, buffer: Buffer) -> Refusals:
         """Append live samples, and interventions to their memory too; return the refused chunks with the reasons."""
@@ -162,10 +163,13 @@ class MixedMemory(TrainingMemory):
         Raises:
             ValueError: one of the memories is empty.
         """
-        parts = {name: memory for name, memory in self._parts.items() if name != INTERVENTIONS or len(memory)}
-        self._drawn = [*parts]
-        marks = self._marks() if self._marked else None
-        return (_joined(batches, marks) for batches in zip(*parts.values(), strict=True))
+        marks: torch.Tensor | None = None
+        for _ in range(self._nb_steps):
+            parts = {name: memory for name, memory in self._parts.items() if name != INTERVENTIONS or len(memory)}
+            if marks is None or [*parts] != self._drawn:
+                self._drawn = [*parts]
+                marks = self._marks()
+            yield _joined(tuple(memory.sample() for memory in parts.values()), marks if self._marked else None)
 
     def _marks(self) -> torch.Tensor:
         """Return [batch] 1 for rows of demonstrations and interventions, 0 for others."""

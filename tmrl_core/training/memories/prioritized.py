@@ -258,6 +258,8 @@ class PrioritizedSampler(Sampler):
         if self.fresh is not None:
             self.fresh = FreshRows(self.fresh.max_lag)
         first, stop = rows.readable - len(rows), rows.readable
+        if state is not None:
+            self.priorities.highest = float(state["highest"])
         self.add(rows, first)
         if state is not None:
             self.priorities.load_state_dict(state, stop)

@@ -170,7 +170,7 @@ class ReplayMemory(TrainingMemory):
         self.dataset_path = dataset_path
         self.deferred = False
         self.returns: ReturnScale | None = None
-        self._owns_returns = True
+        self._owns_returns = self._counts_returns = True
         self.sampler = _sampler_of(self.memory_size, priority, max_drawn_lag, sampler)
         self._disk: DiskRows | None = None
         self._ram: RamRows | None = None
@@ -222,10 +222,15 @@ class ReplayMemory(TrainingMemory):
                 raise StorageError(f"the replay memory on disk holds an invalid scale of rewards: {exc}") from exc
         self.returns = self._reader.returns = returns
 
-    def share_returns(self, other: ReplayMemory) -> None:
-        """Scale the rewards as another memory does, which keeps the statistics of both."""
+    def share_returns(self, other: ReplayMemory, counts: bool = True) -> None:
+        """Scale the rewards as another memory does, which keeps the statistics of both.
+
+        Args:
+            other: the other memory.
+            counts: False: the samples of this memory are copies of some of the other's, which counts them.
+        """
         self.returns = self._reader.returns = other.returns
-        self._owns_returns = False
+        self._owns_returns, self._counts_returns = False, counts
 
     # --- samples ------------------------------------------------------------------------------------------------------
 
@@ -289,7 +294,7 @@ class ReplayMemory(TrainingMemory):
                 self._compare(chunk, transitions)
             count += transitions.count
         # Last: a chunk that is refused has no transitions.
-        if self.returns is not None:
+        if self.returns is not None and self._counts_returns:
             self.returns.add(chunk)
         if not rows.durable:
             self._remove_incomplete()

@@ -24,7 +24,8 @@
 # The scale of several ranks (rank_group.py) is that of the transitions of all, which they agree on between two updates
 # (`agree`): a batch of each rank would otherwise have rewards of another unit.
 #
-# Two memories of one agent share a scale (mixed.py): recorded and live rewards must mean the same.
+# Memories of one agent share a scale (mixed.py): recorded and live rewards must mean the same. That of interventions
+# holds copies of live samples, and counts none: a running return would begin anew with each message that came twice.
 #
 # Rejected: statistics in the agent, which sees batches and not streams, and the same transition many times. Scaling
 # when a transition is stored: rows of different ages would have different units.

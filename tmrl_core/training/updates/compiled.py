@@ -16,11 +16,12 @@
 # and one CUDA graph (cuda_graphs.py) may hold several updates. For networks with two layers of 64 this saves a quarter
 # of an update, for 256 almost nothing (benchmarks/results/train_steps_*.md).
 #
-# Learning rates and other settings are constants of the graph: when they change, another graph is made, up to
-# `MAX_GRAPHS`. Beyond that, compiling does not pay, and updates run uncompiled from then on. The same happens after any
-# failure of the compiler, with one line in the log: it affects the speed only. A learning rate that is a tensor [1] is
-# read by the graph as a weight is, and may change at each update. The first update of each kind runs uncompiled,
-# because optimizers create their state in their first step, and the graph needs it as an input.
+# Learning rates, the agent's settings and the numbers among its attributes (a target entropy) are constants of the
+# graph: when a schedule changes them, another graph is made, up to `MAX_GRAPHS`. Beyond that, compiling does not pay,
+# and updates run uncompiled from then on. The same happens after any failure of the compiler, with one line in the log:
+# it affects the speed only. A learning rate that is a tensor [1] is read by the graph as a weight is, and may change at
+# each update. The first update of each kind runs uncompiled, because optimizers create their state in their first step,
+# and the graph needs it as an input.
 #
 # Random numbers come from torch's own generator, in the same order as without compiling. Compiled and uncompiled
 # updates therefore learn the same, apart from rounding, and a run resumed from a checkpoint continues bit for bit. That
@@ -110,12 +111,19 @@ def _check_cache() -> None:
         )
 
 
-def _settings(optimizers: Sequence[torch.optim.Optimizer]) -> list[Metrics]:
-    """Return the settings of each parameter group that are no tensors."""
+def _settings(agent: Any, optimizers: Sequence[torch.optim.Optimizer]) -> list[Metrics]:
+    """Return the agent's settings, its attributes that are numbers, and each parameter group's entries but tensors.
+
+    Integer attributes are left out: they are counters, which `update_kind` follows.
+    """
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return [
-        {name: value for name, value in group.items() if name != "params" and not isinstance(value, Tensor)}
-        for group in groups
+        dict(vars(agent.settings)),
+        {name: value for name, value in vars(agent).items() if type(value) in (float, bool)},
+        *(
+            {name: value for name, value in group.items() if name != "params" and not isinstance(value, Tensor)}
+            for group in groups
+        ),
     ]
 
 
@@ -191,7 +199,7 @@ class Compiler:
             self._graphs.clear()
             self._runs.clear()
             self._states = states
-        settings = _settings(optimizers)
+        settings = _settings(self._agent, optimizers)
         if settings != self._settings:
             self._settings, self._settings_key = settings, repr(settings)
         return all(states)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tmrl_core.actor.policies.numpy.deterministic import DeterministicMLP
-from tmrl_core.actor.policies.torch.mlp import TorchPolicy, flatten_batch
+from tmrl_core.actor.policies.torch.mlp import TorchPolicy, flatten_batch, in_float32
 
 
 class DeterministicMLPActor(DeterministicMLP, TorchPolicy):
@@ -49,7 +49,7 @@ class DeterministicMLPActor(DeterministicMLP, TorchPolicy):
 
     def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
         """Return `action` [..., *action shape] without noise, within the bounds, of [..., H] features."""
-        u_BA = self.mu(features_BH).reshape(*features_BH.shape[:-1], *self._bounds.shape)
+        u_BA = in_float32(self.mu, features_BH).reshape(*features_BH.shape[:-1], *self._bounds.shape)
         action_BA = self.low + (torch.tanh(u_BA) + 1.0) / 2.0 * (self.high - self.low)
         # Rounding may leave the bounds by one bit, and an environment may check them.
         return {"action": torch.clamp(action_BA, self.low, self.high)}

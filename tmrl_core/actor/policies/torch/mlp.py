@@ -160,6 +160,18 @@ def hidden_layers(
     return nn.Sequential(*layers), width
 
 
+def in_float32(layer: nn.Linear, features_BH: Tensor) -> Tensor:
+    """Return the outputs of a last layer, computed in float32 also where other products are in bfloat16.
+
+    Eight bits would round a value of 300 to a multiple of 2, and the logits of two actions to the same number.
+    """
+    device = features_BH.device.type
+    if not torch.is_autocast_enabled(device):
+        return layer(features_BH)  # type: ignore[no-any-return]
+    with torch.autocast(device, enabled=False):
+        return layer(features_BH.to(layer.weight.dtype))  # type: ignore[no-any-return]
+
+
 def orthogonal_linear(inputs: int, outputs: int) -> nn.Linear:
     """Return a hidden layer with orthogonal weights and no bias.
 
@@ -375,7 +387,8 @@ class TorchPolicy(Policy, TorchActorModule):
 
     def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
         """Return the parameters of the action distributions by name, [..., N], of [..., H] features."""
-        return self.outputs_of_heads({name: getattr(self, name)(features_BH) for name in self.heads})
+        heads = {name: in_float32(getattr(self, name), features_BH) for name in self.heads}
+        return self.outputs_of_heads(heads)
 
     def action_of(self, outputs_B: Mapping[str, Tensor], deterministic: bool) -> Tensor:
         """Return actions [B, *action shape] of the outputs of `tick`, explored as in `act`, without gradients."""

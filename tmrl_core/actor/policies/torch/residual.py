@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.numpy.residual import EXPANSION, LOG_STD_HALF_RANGE, LOG_STD_LOW, RMS_EPS, HeldNoise
+from tmrl_core.actor.policies.torch.mlp import in_float32
 from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor
 
 
@@ -79,6 +80,5 @@ class SquashedGaussianResidualActor(HeldNoise, SquashedGaussianMLPActor):
 
     def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
         """Return [..., A] `mu` and `log_std` before squashing, of [..., H] features."""
-        # Not of bfloat16, in which the products may be.
-        mu_BA, log_std_BA = (head(features_BH).to(head.weight.dtype) for head in (self.mu, self.log_std))
+        mu_BA, log_std_BA = (in_float32(head, features_BH) for head in (self.mu, self.log_std))
         return {"mu": mu_BA, "log_std": LOG_STD_LOW + LOG_STD_HALF_RANGE * (1.0 + torch.tanh(log_std_BA))}

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.numpy.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN, SquashedGaussian
-from tmrl_core.actor.policies.torch.mlp import TorchPolicy, flatten_batch
+from tmrl_core.actor.policies.torch.mlp import TorchPolicy, flatten_batch, in_float32
 from tmrl_core.actor.policies.torch.recurrent import TorchRecurrentPolicy
 
 _UNIT_MARGIN = 1e-6
@@ -35,8 +35,8 @@ class TorchSquashedGaussian(SquashedGaussian, TorchPolicy):
 
     def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
         """Return [..., A] `mu` and `log_std` before squashing, of [..., H] features."""
-        mu_BA = self.mu(features_BH).float()
-        return {"mu": mu_BA, "log_std": torch.clamp(self.log_std(features_BH).float(), LOG_STD_MIN, LOG_STD_MAX)}
+        mu_BA, log_std_BA = (in_float32(head, features_BH).float() for head in (self.mu, self.log_std))
+        return {"mu": mu_BA, "log_std": torch.clamp(log_std_BA, LOG_STD_MIN, LOG_STD_MAX)}
 
     def squashed(
         self,
@@ -133,7 +133,7 @@ class SquashedGaussianMLPActor(TorchSquashedGaussian):
         """
         features_BH = self.encode(flatten_batch(self.layout, obs))
         if test and not compute_logprob:
-            return self.squash(self.mu(features_BH).float()), None
+            return self.squash(in_float32(self.mu, features_BH).float()), None
         return self.squashed(self.outputs_of(features_BH), test, compute_logprob, generator)
 
     def action_of(self, outputs_B: Mapping[str, Tensor], deterministic: bool) -> Tensor:
