@@ -841,8 +841,8 @@ MUTATIONS = (
         "spread-without-its-limit-in-torch",
         LEARNING,
         "tmrl_core/actor/policies/torch/squashed_gaussian.py",
-        "torch.clamp(self.log_std(features_BH).float(), LOG_STD_MIN, LOG_STD_MAX)",
-        "torch.clamp(self.log_std(features_BH).float(), LOG_STD_MIN)",
+        "torch.clamp(log_std_BA, LOG_STD_MIN, LOG_STD_MAX)",
+        "torch.clamp(log_std_BA, LOG_STD_MIN)",
         (f"{BOUNDS}::test_the_logarithm_of_the_spread_is_between_minus_twenty_and_two",),
     ),
     Mutation(
@@ -985,8 +985,8 @@ MUTATIONS = (
         "spread-of-advice-without-its-limit",
         LEARNING,
         "tmrl_core/actor/policies/torch/squashed_gaussian.py",
-        "torch.clamp(self.log_std(features_BH).float(), LOG_STD_MIN, LOG_STD_MAX)",
-        "torch.clamp(self.log_std(features_BH).float(), LOG_STD_MIN)",
+        "torch.clamp(log_std_BA, LOG_STD_MIN, LOG_STD_MAX)",
+        "torch.clamp(log_std_BA, LOG_STD_MIN)",
         ("tests/gateway/advice/test_policies.py::test_the_spread_of_advice_has_the_bounds_of_the_policy",),
     ),
     Mutation(
